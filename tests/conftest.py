@@ -1,12 +1,14 @@
 """Random tests: the same examples in every CI run, new ones in every run by hand.
 
 No deadlines anywhere: how long an example takes says what else the machine does, not whether it
-is right.
+is right. Torch computes on one thread in every process: tests' tensors are small, and threads that
+wait for each other took two thirds of the processors.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import tomllib
 from pathlib import Path
 
@@ -16,6 +18,10 @@ from hypothesis import settings
 settings.register_profile("by-hand", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "by-hand")
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `make test &`: children inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["matrix_share"]
 

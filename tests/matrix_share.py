@@ -4,8 +4,8 @@ A matrix says one thing of many combinations (schedules, layouts, dtypes). `--sh
 of the cases of each, rounded up, so every test runs in every draw. Which ones, the commit's hash
 decides: the same commit draws the same cases on every machine, the next one draws anew. Chance
 leaves gaps: in ten landings a case of a large matrix is drawn at least once with probability
-1 - (5/6)^10 = 84 %, in twenty with 97 %; one of a matrix of four in ten with 94 %. `make soak` runs
-all. Without `--share`, and without a commit, all cases run.
+1 - (5/6)^10 = 84 %, in twenty with 97 %; one of a matrix of four in ten with 94 %; the mean of
+all cases is 90 %. `make soak` runs all. Without `--share`, and without a commit, all cases run.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def drawn(cases: list[str], share: int, draw: str) -> set[str]:
     return set(by_lot[: -(-len(cases) // share)])
 
 
+@pytest.hookimpl(trylast=True)  # of those that `-m` leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the cases out that were not drawn."""
     share: int = config.option.share

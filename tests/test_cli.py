@@ -90,6 +90,7 @@ COMMANDS = [
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: " ".join(Path(w).name for w in c))
 def test_every_line_fits_eighty_columns_and_json_parses(
     ratrain: Terminal, command: list[str | Path]
@@ -204,6 +205,7 @@ def test_options_of_schedules_are_refused_where_there_is_nothing_to_check(
     assert what in ran.err
 
 
+@pytest.mark.slow
 def test_a_job_over_its_budget_simulates_but_says_so_and_verify_exits_with_3(
     ratrain: Terminal, tmp_path: Path
 ) -> None:

@@ -240,3 +240,16 @@ def test_a_job_is_planned_proved_simulated_and_reported_without_torch(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_run_is_launched_and_reported_without_torch() -> None:
+    """Its ranks import it, which takes each a second or two; the launcher has no tensors."""
+    with_tensors = ("export", "trained")
+    modules = [
+        f"ratrain.runtime.run.{path.stem}"
+        for path in sorted((SOURCE / "runtime" / "run").glob("*.py"))
+        if path.stem not in (*with_tensors, "__init__")
+    ]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode() or "torch was imported"

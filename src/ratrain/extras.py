@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from ratrain.errors import SpecError
 
 _EXTRA = {
@@ -23,3 +25,9 @@ def missing_extra(error: ImportError, place: str) -> SpecError | None:
         place=place,
         fix=f'pip install "ratrain[{_EXTRA[package]}]"',
     )
+
+
+def require_package(package: str) -> None:
+    """What an import of a missing package raises, without the time that the import takes."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)

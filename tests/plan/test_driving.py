@@ -90,6 +90,7 @@ def test_the_closed_form_counts_what_moving_bytes_takes() -> None:
     assert len(off) > 10 and fmean(map(abs, off)) < 0.08, sorted(off)
 
 
+@pytest.mark.slow
 def test_fewer_devices_exchange_gradients_where_moving_bytes_costs_compute(
     tmp_path: Path,
 ) -> None:

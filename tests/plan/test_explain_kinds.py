@@ -49,6 +49,7 @@ def explained() -> dict[str, Any]:
     return as_json(EXAMPLE)
 
 
+@pytest.mark.slow
 def test_it_says_each_kinds_place_and_what_binds_it_on_80_columns() -> None:
     status, said = run("explain", EXAMPLE)
     assert status == 0
@@ -120,6 +121,7 @@ def test_devices_that_a_plan_leaves_idle_are_named(tmp_path: Path) -> None:
     assert "  idle    1 device, 3" in text.splitlines()
 
 
+@pytest.mark.slow
 def test_a_kind_that_is_idle_altogether_is_named(tmp_path: Path) -> None:
     replicas = [{"count": 2, "micro_batches": 12, "stages": [stage("0-1", 8)]}]
     status, text = run("explain", changed(tmp_path, replicas=replicas))
@@ -167,6 +169,7 @@ def test_a_plan_that_no_layout_can_say_is_set_beside_plans_that_leave_devices_id
     assert "times as fast as this plan: leave the others idle." in text
 
 
+@pytest.mark.slow
 def test_a_plan_over_a_budget_says_which_kind_lacks_how_much(tmp_path: Path) -> None:
     status, said = run("explain", changed(tmp_path, memory_budget="300MB"))
     assert status == 3

@@ -1,5 +1,5 @@
 """Mistakes of other planners for unequal devices: the planner's part of
-docs/explanation/known-defects.md."""
+docs/notes/known-defects.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.simulate.long import simulate_proved
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "known-defects.md"
+PAGE = Path(__file__).parents[2] / "docs" / "notes" / "known-defects.md"
 TESTS = Path(__file__).parents[1]
 
 

@@ -155,6 +155,7 @@ def verb(*words: str) -> dict[str, Any]:
     return json.loads(run.output)
 
 
+@pytest.mark.slow
 def test_the_idle_device_is_named_with_its_reason_and_stands_in_the_plan_file(
     printed: tuple[str, Path],
 ) -> None:

@@ -157,6 +157,7 @@ def test_orders_of_units_and_of_transfers_take_the_time_of_their_own_programs(
     assert proved > 3
 
 
+@pytest.mark.slow
 def test_the_layers_of_a_job_whose_ranks_hold_the_whole_model_are_moved(tmp_path: Path) -> None:
     job = replace(job_of(LayoutSpec(1, data=4)), batch=Batch(48))
     slow = FrozenMap({"room": replace(job.cluster.spec.links["room"], bandwidth_bytes_per_s=6e6)})

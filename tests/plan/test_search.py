@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from random_jobs import job, jobs
 
 from ratrain.describe.job import JobSpec
@@ -171,12 +171,16 @@ def test_a_plans_step_is_that_of_its_whole_program(drawn: JobSpec) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-@settings(
-    max_examples=2000,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-@given(jobs())
-def test_two_thousand_random_jobs_never_end_in_a_traceback(spec: JobSpec) -> None:
-    check_robust(spec)
+@pytest.mark.matrix
+@pytest.mark.parametrize("block", range(10))
+def test_two_thousand_random_jobs_never_end_in_a_traceback(block: int) -> None:
+    @seed(block)
+    @settings(
+        max_examples=200,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    @given(jobs())
+    def a_tenth_of_them(spec: JobSpec) -> None:
+        check_robust(spec)
+
+    a_tenth_of_them()

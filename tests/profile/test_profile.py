@@ -76,6 +76,7 @@ def test_the_written_file_is_a_cluster_with_the_measured_figures(tmp_path: Path)
     assert "# not measured: a GPU: none" in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_attention_is_measured_in_both_directions_where_torch_is() -> None:
     if not torch_installed():
         assert not list(attention_times(Watch()))
@@ -175,6 +176,7 @@ def test_asking_for_torch_does_not_import_it() -> None:
 TINY = model_preset("tiny-llama")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch_installed(), reason="layers are timed in torch")
 def test_a_model_s_layers_are_timed_and_read_back_from_the_written_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -46,6 +46,7 @@ def step_times(text: str) -> list[float | None]:
 
 
 @torch_made
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "ranks", [2, 3, 4, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in range(5, 9))]
 )

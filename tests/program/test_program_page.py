@@ -12,11 +12,12 @@ from typing import Any
 from ratrain.program.kind import kind_names
 from ratrain.program.verify import Rule
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "program.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, EXAMPLE = DOCS / "explanation" / "program.md", DOCS / "notes" / "programs.md"
 
 
 def test_the_worked_example_prints_what_the_page_shows() -> None:
-    blocks = re.findall(r"```(python)?\n(.*?)```", PAGE.read_text(), flags=re.S)
+    blocks = re.findall(r"```(python)?\n(.*?)```", EXAMPLE.read_text(), flags=re.S)
     names: dict[str, Any] = {}
     checked = 0
     for (language, code), (_, shown) in pairwise(blocks):

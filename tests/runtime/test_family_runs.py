@@ -29,6 +29,7 @@ def keys_of(name: str) -> dict[str, Any]:
     return {"model_type": THEIRS[name].family, **THEIRS[name].keys, **sizes}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", THEIRS)
 def test_a_family_learns_the_same_in_every_layout(name: str, crew: Crew, tmp_path: Path) -> None:
     """A pipeline that recovers everything gives the very bits of one rank that keeps everything;

@@ -20,6 +20,7 @@ from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text import write_text
 from ratrain.simulate import long
 
+QUICK, BLOCK = 5, 25
 JOBS = int(os.environ.get("RATRAIN_DRAWN_JOBS", "150"))
 """2,000 take seven minutes."""
 EVERY_SKELETON = tuple(SKELETONS)
@@ -115,12 +116,13 @@ def check_all(seeds: range, folder: Path, patch: pytest.MonkeyPatch) -> None:
 def test_program_simulate_and_the_plan_file_build_one_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_all(range(5), tmp_path, monkeypatch)
+    check_all(range(QUICK), tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.matrix
+@pytest.mark.parametrize("first", range(QUICK, JOBS, BLOCK))
 def test_program_simulate_and_the_plan_file_build_one_program_for_many_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_all(range(5, JOBS), tmp_path, monkeypatch)
+    check_all(range(first, first + BLOCK), tmp_path, monkeypatch)

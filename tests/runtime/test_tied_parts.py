@@ -19,7 +19,8 @@ from ratrain.program.actions import Kind, Lane
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.schedule import schedule_of
 from ratrain.runtime.step.states import Numbers, rank_states
-from ratrain.runtime.step.tied import require_tied, tied_gradients
+from ratrain.runtime.step.tied import tied_gradients
+from ratrain.runtime.step.tied_program import require_tied
 
 
 def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tuple[int, int]]]:

@@ -24,6 +24,7 @@ exec nsenter --net=/run/netns/{NETWORK} unshare --uts sh -c "hostname $name; $*"
 """
 
 
+@pytest.mark.slow
 def test_a_prepared_run_says_what_each_host_of_its_cluster_runs_and_reads(tmp_path: Path) -> None:
     job = write_job(tmp_path)
     job.write_text(job.read_text().replace('"cpu-lab"', '"lab-mixed"'))

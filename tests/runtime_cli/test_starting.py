@@ -77,10 +77,20 @@ def test_mistakes_are_found_before_the_machine_is_measured_and_names_are_the_use
     for mistake, message in {
         ("--set", "train.stepz=3"): "stepz",
         ("--schedule", "ratrian"): "ratrian",
-        ("--set", 'data.files=["no.txt"]'): f"{tmp_path / 'no.txt'}",
+        ("--set", 'data.files=["no.txt"]'): f"--set data.files: no such file: {tmp_path}/no.txt",
+        ("--set", 'data.validation=["*.no"]'): "--set data.validation: no file matches",
+        (
+            "--set",
+            "data.tokenizer=no.json",
+        ): f"--set data.tokenizer: no such file or folder: {tmp_path}/no.json",
+        (
+            "--set",
+            "train.weights=no",
+        ): f"--set train.weights: no such file or folder: {tmp_path}/no",
     }.items():
         refused = ratrain(tmp_path, *words, *mistake)
         assert refused.status == 2 and message in refused.err.replace("\n", ""), refused.err
+        assert "looking" not in refused.err and "busy" not in refused.err
     small = ("--set", "batch.sequences=2", "--set", "model.sequence_length=32")
     ran = ratrain(tmp_path, *words, *small, "--set", 'data.validation=["held.txt"]', "--json")
     assert ran.status == 0, ran.err

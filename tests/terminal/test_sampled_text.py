@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from screens import Terminal, ratrain
@@ -29,6 +30,7 @@ def write_model(folder: Path) -> Path:
     return folder / "model"
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_control_characters_and_a_file_gets_them(tmp_path: Path) -> None:
     model = str(write_model(tmp_path))
     line = ratrain("sample", model, "--prompt", PROMPT, "--tokens", "1")

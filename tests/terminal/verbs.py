@@ -42,13 +42,13 @@ USES = {
     "init job": Use("init job job-{out}.toml", r"try it: ratrain train", slow=True),
     "init example": Use("init example small.toml -o {out}-examples", "try it: ratrain simulate"),
     "init cluster": Use("init cluster cluster-{out}.toml", r"show it", slow=True),
-    "plan": Use(f"plan {SMALL}", r"simulated; .* in all"),
-    "explain": Use(f"explain {SMALL}", "Plans that were simulated"),
-    "schedules": Use(f"schedules {SMALL}", "fits"),
-    "report": Use(f"report {SMALL} --output {{out}}.html", "html"),
+    "plan": Use(f"plan {SMALL}", r"simulated; .* in all", slow=True),
+    "explain": Use(f"explain {SMALL}", "Plans that were simulated", slow=True),
+    "schedules": Use(f"schedules {SMALL}", "fits", slow=True),
+    "report": Use(f"report {SMALL} --output {{out}}.html", "html", slow=True),
     "program": Use(f"program {SMALL}", "F"),
-    "verify": Use(f"verify {SMALL}", "sound: "),
-    "simulate": Use(f"simulate {SMALL} --picture", "fits"),
+    "verify": Use(f"verify {SMALL}", "sound: ", slow=True),
+    "simulate": Use(f"simulate {SMALL} --picture", "fits", slow=True),
     "train": Use("train job.toml --steps 6", "run +runs/job-ratrain", slow=True, bars=2),
     "launch hosts": Use("launch runs/job-ratrain --json", "laptop-1", slow=True, document=True),
     "launch slurm": Use("launch slurm runs/job-ratrain", "submit it: sbatch", slow=True),
@@ -77,9 +77,9 @@ USES = {
     "net serve": Use(
         "net serve --secret-file key --name a --out {out} --idle 0.5", "address is in"
     ),
-    "net check": Use("net check --local 2 --mib 1", r"\[links.room\]"),
-    "reproduce": Use("reproduce scale-out", "assumed where"),
-    "validate": Use("validate korthikanti_memory_gib --rows", r"%"),
+    "net check": Use("net check --local 2 --mib 1", r"\[links.room\]", slow=True),
+    "reproduce": Use("reproduce scale-out", "assumed where", slow=True),
+    "validate": Use("validate korthikanti_memory_gib --rows", r"%", slow=True),
     "profile": Use("profile", "not measured", slow=True),
 }
 

@@ -15,6 +15,7 @@ from ratrain.corpus.of_job import data_of_job
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
+from ratrain.extras import require_package
 from ratrain.runtime.rank.progress import Progress
 from ratrain.runtime.run.machine_check import EMULATED
 from ratrain.runtime.run.prepare import RunRequest, is_decided_by_plan, prepare_run
@@ -22,6 +23,8 @@ from ratrain.runtime.run.ready import Launcher, ReadyRun
 from ratrain.runtime.run.report import write_report
 from ratrain.runtime.run.session import lab_if_possible, run_session
 from ratrain.runtime.run.source import Source, source_of
+
+require_package("torch")  # before a run is made whose ranks import it
 
 _COMMAND = "ratrain.train"
 StepProgress = Progress

@@ -62,9 +62,10 @@ def written_job(
 
 
 def _anchored(override: str) -> str:
-    """`KEY=VALUE` whose value names files, with absolute names."""
+    """`KEY=VALUE` whose value names files, with absolute names of files that are there."""
     key, equals, value = override.partition("=")
-    if key.strip() not in _FILES or not equals:
+    key = key.strip()
+    if key not in _FILES or not equals:
         return override
     from ratrain.errors import SpecError
     from ratrain.readers.toml import parse_toml
@@ -75,10 +76,24 @@ def _anchored(override: str) -> str:
         named = value.strip()
     if isinstance(named, list):
         names = cast("list[object]", named)
-        named = [_absolute(name) if isinstance(name, str) else name for name in names]
+        named = [_there(name, key) if isinstance(name, str) else name for name in names]
     elif isinstance(named, str) and named != "bytes":
-        named = _absolute(named)
+        named = _there(named, key)
     return f"{key}={json.dumps(named)}"
+
+
+def _there(name: str, key: str) -> str:
+    """The absolute name of a file, folder or pattern that names something."""
+    from ratrain.corpus.sources import sources_of
+    from ratrain.errors import SpecError
+
+    path, place = _absolute(name), f"--set {key}"
+    if key in ("data.files", "data.validation"):
+        sources_of((path,), place=place)
+    elif not Path(path).exists():
+        problem = f"no such file or folder: {path}"
+        raise SpecError(problem, place=place, fix="create it, or correct the path")
+    return path
 
 
 def write_job(file: Path, files: JobFiles, *, made_by: str) -> list[Path]:

@@ -178,11 +178,13 @@ def command(
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
     from ratrain.engines.allocation import require_one_host
+    from ratrain.extras import require_package
     from ratrain.runtime.run.machine_check import EMULATED
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher
     from ratrain.runtime.run.source import source_of
 
+    require_package("torch")  # before ranks start, which import it
     if source is not None and resume:
         raise click.UsageError("--from begins a new run, --resume continues one: give one of them")
     if restart_data and source is None:

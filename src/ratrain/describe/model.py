@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from ratrain.describe.amounts import Fraction, Heads, Layers, Name, Positions, WideWidth, Width
@@ -114,6 +116,11 @@ def identity(model: ModelSpec) -> dict[str, Any]:
         for name, value in asdict(model).items()
         if name != "source" and not (name in ADDED and value == defaults[name])
     }
+
+
+def config_hash(model: ModelSpec) -> str:
+    """Of what a checkpoint's numbers depend on: the model, not its layout over ranks."""
+    return sha256(json.dumps(identity(model), sort_keys=True).encode()).hexdigest()
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

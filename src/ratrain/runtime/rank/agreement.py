@@ -32,7 +32,7 @@ from ratrain.runtime.host import boot
 from ratrain.runtime.rank.membership import Membership, hosts_of
 from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
 from ratrain.runtime.run_folder import RunFolder, RunSpec
-from ratrain.runtime.step.tied import require_tied
+from ratrain.runtime.step.tied_program import require_tied
 
 _OWN = ("job_path", "threads")
 """Of run.json: what may differ from host to host."""

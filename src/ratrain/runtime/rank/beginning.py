@@ -12,23 +12,20 @@ import gc
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ratrain.checkpoint.entries import OPTIMIZER
 from ratrain.checkpoint.listing import listed, none_whole, read_manifest
 from ratrain.checkpoint.manifest import Manifest
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holders
 from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
-from ratrain.describe.model import ModelSpec, identity
-from ratrain.describe.optimizers import USUAL_OPTIMIZER
-from ratrain.errors import CannotResume, CheckpointError, SavedElsewhere
+from ratrain.describe.model import config_hash
+from ratrain.errors import CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
 from ratrain.models.initialise import initial_range
@@ -37,6 +34,7 @@ from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.same_optimizer import require_optimizer
 from ratrain.runtime.step.states import Source
 from ratrain.runtime.step.tensor_parts import (
     StoredParts,
@@ -178,19 +176,6 @@ def _built(
         return None, error
 
 
-def require_optimizer(job: JobSpec, manifest: Manifest, place: str) -> None:
-    """Refuses a checkpoint that holds the states of another optimizer."""
-    began = manifest.meta.state.get(OPTIMIZER, USUAL_OPTIMIZER)
-    if began != job.train.optimizer:
-        raise CannotResume(
-            f"holds the states of the optimizer {began}, and [train] optimizer is "
-            f"{job.train.optimizer!r}",
-            place=place,
-            fix=f'write optimizer = "{began}", or begin from its weights alone: `ratrain export` '
-            "them, and name their folder in [train] weights",
-        )
-
-
 def _loss_scale(job: JobSpec, state: Mapping[str, Any]) -> float:
     """The dynamic scale as it was saved; one that never changes as the job has it now."""
     if job.train.overflow == "unit":
@@ -270,8 +255,3 @@ def _saved_holders(manifest: Manifest) -> dict[str, int]:
         if is_residual(kind):
             saved[unit_of_stored(stored)] = residual_holders([kind])
     return saved
-
-
-def config_hash(model: ModelSpec) -> str:
-    """Of what a checkpoint's numbers depend on: the model, not its layout over ranks."""
-    return sha256(json.dumps(identity(model), sort_keys=True).encode()).hexdigest()

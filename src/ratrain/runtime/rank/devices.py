@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ratrain.describe.job import JobSpec
 from ratrain.devices import Device, device_of_kind, gpus_here
+from ratrain.runtime.device_kinds import device_kinds
 from ratrain.runtime.run_folder import RunSpec
 
 
@@ -18,12 +19,3 @@ def own_device(job: JobSpec, spec: RunSpec, rank: int, hosts: Sequence[int]) -> 
     if job.train.share_gpu and kinds[rank] == "cuda":
         number %= max(1, gpus_here())
     return device_of_kind(kinds[rank], number)
-
-
-def device_kinds(job: JobSpec, spec: RunSpec) -> list[str]:
-    """Of each world rank."""
-    if job.train.device != "auto":
-        return [job.train.device] * spec.seats.world_size
-    runs_on = [member.kind.runs_on for member in job.cluster.members()]
-    # A run keeps its plan where its cluster file has become smaller.
-    return [runs_on[number] if number < len(runs_on) else "cpu" for number in spec.device_numbers]

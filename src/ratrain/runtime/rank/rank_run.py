@@ -21,6 +21,7 @@ from ratrain.corpus.identity import KEY, identity_of
 from ratrain.corpus.of_job import JobData
 from ratrain.corpus.samples import Samples
 from ratrain.describe.job import JobSpec
+from ratrain.describe.model import config_hash
 from ratrain.devices import Device, Memory
 from ratrain.engines.places import Place
 from ratrain.errors import RatrainError
@@ -31,7 +32,7 @@ from ratrain.runtime.failures import status_of, tell
 from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim
 from ratrain.runtime.rank.agreement import Reading, agree, read_run
-from ratrain.runtime.rank.beginning import Together, begun, config_hash
+from ratrain.runtime.rank.beginning import Together, begun
 from ratrain.runtime.rank.calibrate import calibrate, gathered
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.devices import own_device

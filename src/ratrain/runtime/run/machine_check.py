@@ -10,9 +10,9 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import Infeasible
 from ratrain.profile.doubt import processors
+from ratrain.runtime.device_kinds import device_kinds
 from ratrain.runtime.devices_here import gpu_names, is_called, missing_here
 from ratrain.runtime.memory_here import memory_here
-from ratrain.runtime.rank.devices import device_kinds
 from ratrain.runtime.run_folder import RunSpec
 
 PROCESS_BYTES = 160_000_000

@@ -27,7 +27,7 @@ from ratrain.runtime.run.prepare import (
 )
 from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
 from ratrain.runtime.run_folder import RunFolder, RunSpec, cannot_be_made
-from ratrain.runtime.step.tied import require_tied
+from ratrain.runtime.step.tied_program import require_tied
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from ratrain.checkpoint.listing import Listed, latest, listed
 from ratrain.corpus.identity import identity_of, require_same
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
+from ratrain.describe.model import config_hash
 from ratrain.errors import CannotResume, SpecError
 from ratrain.readers.numbers import is_number
-from ratrain.runtime.rank.beginning import config_hash, require_optimizer
 from ratrain.runtime.run.facts import read_facts
 from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.same_optimizer import require_optimizer
 
 
 @dataclass(frozen=True)

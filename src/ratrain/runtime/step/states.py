@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.cost.algorithms import DIRECT
-from ratrain.describe.optimizers import Optimizer
+from ratrain.describe.optimizers import Optimizer, Plain
 from ratrain.devices import Device
 from ratrain.models.division import Division
 from ratrain.models.shapes import EMBEDDING, HEAD
@@ -256,7 +256,8 @@ class RankStates:
             for part in unit.parts:
                 yield part.weights, f"master weights of unit {unit.name}"
                 for number, state in enumerate(part.states):
-                    yield state, f"optimizer state {number} of unit {unit.name}"
+                    if isinstance(state, Plain):  # others have no one tensor
+                        yield state.tensor, f"optimizer state {number} of unit {unit.name}"
             yield unit.view, f"view of unit {unit.name}"
             yield unit.shard_view, f"shard of the view of unit {unit.name}"
         for family, slots in (("transit", self.transit), ("gathered", self.gathered)):

@@ -8,40 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import torch
 
-from ratrain.describe.model import ModelSpec
-from ratrain.errors import SpecError
 from ratrain.models.embedding import TABLE
 from ratrain.models.head import LOGITS
 from ratrain.models.shapes import EMBEDDING, HEAD
-from ratrain.program.kind import Kind
-from ratrain.program.program import Program
 from ratrain.program.units import Ints, Units
 from ratrain.runtime.step.network import Copy
 from ratrain.runtime.step.states import UnitState
 from ratrain.simulate.costs import Floats, Work
 
 _MATRIX = {EMBEDDING: TABLE, HEAD: LOGITS}
-
-
-def require_tied(model: ModelSpec, program: Program) -> None:
-    """Refuses a program that would let the copies of a tied matrix drift apart, and one of an older
-    version, which added them up ahead of the reduction."""
-    if not model.tied_embeddings:
-        return
-    fix = "start a new run, without --resume"
-    if not program.setup.tied:
-        what = f"{model.name} ties its embedding and its head, and this run's program does not"
-        raise SpecError(what, place="program", fix=fix)
-    for actions in program.lanes.values():
-        kinds = [action.kind for action in actions if action.kind in (Kind.GradSync, Kind.TieSync)]
-        if (Kind.TieSync, Kind.GradSync) in pairwise(kinds):
-            what = "adds tied gradients up before it reduces them, as older versions did"
-            raise SpecError(what, place="program", fix=fix)
 
 
 def tied_range(unit: UnitState) -> slice:
