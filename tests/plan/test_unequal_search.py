@@ -59,7 +59,7 @@ def three_kinds(folder: Path) -> JobSpec:
 
 def all_drafts(stages: Stages, size: int) -> list[Draft]:
     """The seeds in micro-batches of a size, and what every move makes of them."""
-    space = Space(stages, (LEVEL_1, LOCAL))
+    space = Space(stages, (LEVEL_1,))
     begun = [
         draft
         for draft in seeds(space, divided=False, state=LEVEL_1)

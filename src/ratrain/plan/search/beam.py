@@ -13,7 +13,7 @@ from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.effort import Effort
-from ratrain.plan.search.moves import changed
+from ratrain.plan.search.moves import changed, layers_between_hosts
 from ratrain.plan.search.pools import Post, Shape, divisions_of, in_division, tensor_degrees
 from ratrain.plan.search.shares import best_shares, in_best_sizes
 from ratrain.plan.search.space import Side, Space
@@ -64,7 +64,12 @@ class Beam:
             *nsmallest(SEEDS, begun.values(), key=lambda draft: draft.estimate_s),
             *nsmallest(SEEDS, begun.values(), key=lambda draft: draft.alone_s),
         ):
-            polished_seeds = draft, in_best_sizes(self._space, draft), self._shares(draft)
+            polished_seeds = (
+                draft,
+                in_best_sizes(self._space, draft),
+                self._shares(draft),
+                *layers_between_hosts(self._space, draft),
+            )
             self._price(filter(None, polished_seeds), known, allowed, inf)
         polished, looked = set[object](), set[object]()
         for _ in range(ROUNDS):

@@ -140,12 +140,15 @@ class DraftSearch:
         """What each move would make of a draft."""
         step_s, tried = self._time_s(draft), list[MoveTried]()
         has_clock = self._clock_s(draft) is not None
-        clock = self._clock_s if has_clock else lambda other: other.estimate_s
+
+        def time_of(other: Draft) -> float | None:
+            return self._clock_s(other) if has_clock else other.estimate_s
+
         for name, move in MOVES.items():
             others = filter(None, move.changes(self.space, draft))
             made = {other.key: other for other in others if other.key != draft.key}
             near = nsmallest(SHOWN, made.values(), key=lambda other: other.estimate_s)
-            times_s = [time_s for other in near if (time_s := clock(other)) is not None]
+            times_s = [time_s for other in near if (time_s := time_of(other)) is not None]
             best_s = min(times_s, default=None)
             tried.append(MoveTried(name, move.words, len(made), best_s, step_s))
         return tuple(tried)

@@ -12,6 +12,8 @@ from ratrain.plan.search.pools import FEW
 
 FEWEST = 8
 """Devices up to which nearly all drafts are timed."""
+WIDTH = 4
+"""Drafts changed in a round for each of so few devices."""
 MARGIN = 1.2
 """A draft is neither timed nor simulated whose estimate is this much above the best step."""
 
@@ -31,7 +33,7 @@ class Effort:
 
 
 _FEWEST = Effort(
-    width=32,
+    width=WIDTH * FEWEST,
     near=40,
     clock_ops=100_000_000,
     simulated=48,
@@ -61,5 +63,5 @@ def effort_of(devices: int, *, quick: bool = False) -> Effort:
     if quick and devices <= FEW:
         return _QUICK
     if devices <= FEWEST:
-        return _FEWEST
+        return replace(_FEWEST, width=WIDTH * devices)
     return _FEW if devices <= FEW else _MANY

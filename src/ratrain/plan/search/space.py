@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -95,7 +95,7 @@ def sorts_of(draft: Draft) -> list[list[int]]:
     return list(places.values())
 
 
-def replaced(sides: Sequence[Side], changes: dict[int, Sequence[Side]]) -> Iterator[Side]:
+def replaced(sides: Sequence[Side], changes: Mapping[int, Sequence[Side]]) -> Iterator[Side]:
     """The replicas with others in these places, or none."""
     for place, side in enumerate(sides):
         yield from changes.get(place, (side,))
