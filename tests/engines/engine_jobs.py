@@ -46,7 +46,7 @@ source = "a test"
 name = "{name}"
 device = "{name}"
 devices = 1
-count = 2
+count = {count}
 """
 CLUSTER = """
 name = "two-kinds"
@@ -89,7 +89,7 @@ def write_job(
     folder: Path,
     *,
     steps: int,
-    kinds: tuple[str, str] = ("new", "old"),
+    kinds: tuple[str, ...] = ("new", "old"),
     sequences: int = 8,
     every: int = 0,
     disks: str = "shared",
@@ -100,7 +100,7 @@ def write_job(
     words = random.Random(7)
     text = " ".join(words.choice(("one", "two", "three", "four")) for _ in range(20_000))
     (folder / "text.txt").write_text(text)
-    tables = "".join(KIND.format(name=kind) for kind in kinds)
+    tables = "".join(KIND.format(name=kind, count=4 // len(kinds)) for kind in kinds)
     (folder / "two-kinds.toml").write_text(CLUSTER.format(kinds=tables))
     job = folder / "job.toml"
     body = JOB.format(steps=steps, sequences=sequences, every=every, disks=disks)
