@@ -137,7 +137,9 @@ def steps_done(folder: RunFolder) -> int:
 
 def rank_processes(run: RunFolder) -> list[int]:
     """The ranks of a run, on all nodes, that have not ended."""
-    told = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        ["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True
+    )
     mark = f"ratrain.runtime.rank {run.path}"
     return [int(line.split()[0]) for line in told.stdout.splitlines() if line.endswith(mark)]
 
