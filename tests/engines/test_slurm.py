@@ -150,7 +150,9 @@ def test_hosts_with_disks_of_their_own_may_come_back_in_any_order(
 
     def ranks(hosts: tuple[str, ...]) -> str:
         (tmp_path / "hosts").write_text("\n".join(hosts) + "\n")
-        arbitrary = ["env", f"SLURM_HOSTFILE={tmp_path}/hosts", "srun", "-n4", "-m", "arbitrary"]
+        where = [f"MASTER_ADDR={hosts[0]}", "MASTER_PORT=29500"]  # no folder says it to all
+        placed = [f"SLURM_HOSTFILE={tmp_path}/hosts", *where]
+        arbitrary = ["env", *placed, "srun", "-n4", "-m", "arbitrary"]
         seen = [RunFolder(slurm.folder / f"disk-{host}" / "run") for host in NODES]
         done = max(map(steps_done, seen))
         step = slurm.start(*arbitrary, *ratrain("rank", on_disk.path))
