@@ -103,7 +103,7 @@ def swapped(slurm: Slurm, folder: Path) -> None:
 
 
 def preemptions(slurm: Slurm, folder: Path, count: int) -> None:
-    steps = 6 * count
+    steps = 12 * count
     run = prepared(write_job(folder, steps=steps, sequences=16), folder / "run")
     undisturbed = prepared(write_job(folder, steps=steps, sequences=16), folder / "undisturbed")
     job, gone_s, lost = submitted(slurm, run), list[float](), 0

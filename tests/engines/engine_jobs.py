@@ -46,7 +46,7 @@ source = "a test"
 name = "{name}"
 device = "{name}"
 devices = 1
-count = 2
+count = {count}
 """
 CLUSTER = """
 name = "two-kinds"
@@ -89,7 +89,7 @@ def write_job(
     folder: Path,
     *,
     steps: int,
-    kinds: tuple[str, str] = ("new", "old"),
+    kinds: tuple[str, ...] = ("new", "old"),
     sequences: int = 8,
     every: int = 0,
     disks: str = "shared",
@@ -100,7 +100,7 @@ def write_job(
     words = random.Random(7)
     text = " ".join(words.choice(("one", "two", "three", "four")) for _ in range(20_000))
     (folder / "text.txt").write_text(text)
-    tables = "".join(KIND.format(name=kind) for kind in kinds)
+    tables = "".join(KIND.format(name=kind, count=4 // len(kinds)) for kind in kinds)
     (folder / "two-kinds.toml").write_text(CLUSTER.format(kinds=tables))
     job = folder / "job.toml"
     body = JOB.format(steps=steps, sequences=sequences, every=every, disks=disks)
@@ -137,7 +137,9 @@ def steps_done(folder: RunFolder) -> int:
 
 def rank_processes(run: RunFolder) -> list[int]:
     """The ranks of a run, on all nodes, that have not ended."""
-    told = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        ["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True
+    )
     mark = f"ratrain.runtime.rank {run.path}"
     return [int(line.split()[0]) for line in told.stdout.splitlines() if line.endswith(mark)]
 

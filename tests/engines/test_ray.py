@@ -17,7 +17,7 @@ from engine_jobs import losses, prepared, rank_processes, ratrain, steps_done, w
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(
         importlib.util.find_spec("ray") is None,
         reason="Ray is not installed (pip install 'ratrain[ray]': 70 MB, not in the lock)",
@@ -80,13 +80,13 @@ def test_a_run_has_its_kinds_is_stopped_resumes_and_outlives_a_killed_rank(
         )
 
     first = start()
-    wait_until(lambda: steps_done(run) > 6, "steps", 240)
+    wait_until(lambda: steps_done(run) > 6, "steps", 500)
     first.send_signal(signal.SIGTERM)
     told, _ = first.communicate(timeout=120)
     assert first.returncode == 75 and "stopped and saved" in told, told
     saved = steps_done(run)
     again = start()
-    wait_until(lambda: steps_done(run) > saved + 1, "steps after a resume", 240)
+    wait_until(lambda: steps_done(run) > saved + 1, "steps after a resume", 500)
     os.kill(rank_processes(run)[1], signal.SIGKILL)
     told, _ = again.communicate(timeout=300)
     assert again.returncode == 0 and "starting them again (1 of 3)" in told, told

@@ -175,7 +175,7 @@ def _on_another_disk(path: Path, host: str) -> SavedElsewhere:
         f"{path.name} was saved to the disk of host {host}, and is not here",
         place=str(path.parent),
         fix="copy the rank files of this step from all hosts into this folder; to resume, it is "
-        "enough to start each host with the node rank that it had",
+        "enough to start the same hosts, in any order",
     )
 
 

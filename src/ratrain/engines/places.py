@@ -158,6 +158,11 @@ def _wrong(place: str, problem: str) -> SpecError:
     )
 
 
+def _torchrun_job(environ: Environ) -> str:
+    """`none` is what torchrun calls all jobs that were given no name."""
+    return environ.get("TORCHELASTIC_RUN_ID", "").removesuffix("none")
+
+
 def _slurm_job(environ: Environ) -> str:
     """A step of a job: two of one job may run at once."""
     return f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
@@ -234,7 +239,7 @@ ENGINES.declare(
         world_size="WORLD_SIZE",
         ranks_here="LOCAL_WORLD_SIZE",
         local_rank="LOCAL_RANK",
-        job="TORCHELASTIC_RUN_ID",
+        job=_torchrun_job,
         attempt="TORCHELASTIC_RESTART_COUNT",
     ),
 )

@@ -56,7 +56,7 @@ def script(run: Launchable, batch: Batch) -> str:
     """The batch script. Hosts of several kinds are a het job, a component for each."""
     common = [
         f"--job-name={shlex.quote(run.name)}",
-        f"--output={run.run}/logs/slurm-%j.txt",
+        f"--output={shlex.quote(run.run)}/logs/slurm-%j.txt",
         "--open-mode=append",
         "--requeue",
         f"--signal=USR1@{batch.warn_s}",

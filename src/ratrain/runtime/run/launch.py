@@ -120,7 +120,7 @@ def folder_note(path: Path, disks: str) -> str:
     if disks == "per-host":
         return (
             f"copy {path} to every host with `cp -p` or `rsync -a`: each host saves to its own "
-            "disk, and keeps its node rank when the run resumes"
+            "disk; to resume, start the same hosts, in any order"
         )
     return (
         f"All ranks read and write the folder {path}: put it on a file system that they all "
