@@ -25,6 +25,7 @@ def main(case_path: Path, run: Path) -> int:
     import torch
     from torch import Tensor
 
+    from ratrain.engines.places import place_of
     from ratrain.models.parameters import UnitParameters
     from ratrain.models.shapes import unit_layout
     from ratrain.models.units import MicroBatch
@@ -63,7 +64,7 @@ def main(case_path: Path, run: Path) -> int:
         return Sleeping(unit_layout(spec, name), name, spec.hidden, emulation)
 
     trainer.unit_of = unit_of  # pyright: ignore[reportPrivateImportUsage]
-    return run_rank(run, int(os.environ["RANK"]), StopRequests())
+    return run_rank(run, place_of(os.environ), StopRequests())
 
 
 if __name__ == "__main__":

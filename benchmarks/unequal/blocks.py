@@ -50,7 +50,7 @@ class Blocks:
                 np.interp(
                     size,
                     [time.micro_batch for time in entry.times],
-                    [time.forward_s + time.backward_s for time in entry.times],
+                    [time.forward_s + (time.backward_s or 0) for time in entry.times],
                 )
             )
             for entry in self.by_share[share]

@@ -199,5 +199,6 @@ def test_every_preset_profile_is_a_device_with_sourced_layers_as_fast_as_a_gpu(n
             tokens = time.micro_batch * layer.sequence
             reached = 2 * tokens * weights / layer.tensor / time.forward_s
             assert 1e12 < reached < device.rate(layer.dtype).peak_flops
+            assert time.backward_s is not None
             assert 0.6 < time.backward_s / time.forward_s < 3.6
         assert layer.source.strip()

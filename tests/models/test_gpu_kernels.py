@@ -61,7 +61,7 @@ def test_attention_and_its_gradients_are_those_of_the_formula(
     said: dict[str, Any] = {"row": row, "scale": None, "softcap": cap, "window": window}
     output, sums = kernels.forward(q, k, v, tiles=kernels.Tiles(32, 16, 4, 2), **said)
     inputs = [x.double().requires_grad_() for x in (q, k, v)]
-    wanted = formula(*inputs, row, cap, window)
+    wanted = formula(inputs, row, cap, window)
     grad = torch.cos(wanted.detach()).float()
     tiles = kernels.Tiles(16, 32, 4, 2), kernels.Tiles(32, 16, 4, 2)
     gradients = kernels.gradients(grad, q, k, v, output, sums, tiles=tiles, **said)
@@ -73,8 +73,9 @@ def test_attention_and_its_gradients_are_those_of_the_formula(
 
 
 def formula(
-    q: Tensor, k: Tensor, v: Tensor, row: Tensor | None, cap: float | None, window: int | None
+    inputs: list[Tensor], row: Tensor | None, cap: float | None, window: int | None
 ) -> Tensor:
+    q, k, v = inputs
     group, length = q.shape[1] // k.shape[1], q.shape[2]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5

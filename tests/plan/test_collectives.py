@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -87,6 +88,7 @@ def busy_clusters(draw: st.DrawFn) -> tuple[ClusterSpec, int]:
         per_message_s, per_byte_s = draw(st.floats(1e-6, 1e-4)), draw(st.floats(1e-11, 1e-9))
         driving = Driving(per_message_s, per_byte_s, draw(st.sampled_from([1.0, 4.0])))
         device = replace(device, driving=driving)
+    sharing: list[list[Literal["device", "host"]]] = [["device"], ["device", "host"]]
     inside, across = (
         Link(
             draw(st.floats(1e-6, 3e-3)),
@@ -95,7 +97,7 @@ def busy_clusters(draw: st.DrawFn) -> tuple[ClusterSpec, int]:
             overhead_s=draw(st.sampled_from([0.0, 1e-5])),
             collective_s=draw(st.sampled_from([0.0, 1e-4])),
         )
-        for shared in (["device"], ["device", "host"])
+        for shared in sharing
     )
     host = (HostKind("host", device.name, per_host, hosts),)
     links = FrozenMap({"host": inside, "room": across})

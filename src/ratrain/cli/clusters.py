@@ -147,7 +147,8 @@ def _entry(entry: LayerProfile) -> list[str]:
     from ratrain.describe.units import format_time
 
     times = "; ".join(
-        f"{time.micro_batch}: {format_time(time.forward_s)} + {format_time(time.backward_s)}"
+        f"{time.micro_batch}: {format_time(time.forward_s)} + "
+        + ("not measured" if time.backward_s is None else format_time(time.backward_s))
         for time in entry.times
     )
     sums = ", its group's sums included" if entry.sums == "included" else ""

@@ -217,6 +217,7 @@ def _lines(profile: MachineProfile) -> Iterator[str]:
     for entry in profile.layers:
         yield from wrap(f"  {entry.case}", 80, subsequent_indent="    ")
         for time in entry.times:
+            assert time.backward_s is not None, "both passes were measured"
             yield (
                 f"{mark(layer_figure(entry.case, time.micro_batch))}"
                 f"  micro-batch {time.micro_batch:<4}{time.forward_s * 1e3:>10.3f} ms forward"

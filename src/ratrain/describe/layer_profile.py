@@ -128,7 +128,7 @@ class LayerProfile:
                 "several micro-batches say by themselves what is fixed",
                 "leave fixed out, or keep one micro-batch",
             )
-        time = self.times[0]
+        (time,) = self.times
         passes_s = [time.forward_s, *filter(None, [time.backward_s])]
         if self.fixed_s > min(passes_s):
             what = "its fixed part is longer than a whole pass"
