@@ -3,7 +3,6 @@ their speed. `tests/devices/test_gpu.py` runs them on a GPU."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported
 triton: Any = pytest.importorskip("triton")
-if not triton.knobs.runtime.interpret:
+if not triton.knobs.runtime.interpret:  # tests/conftest.py
     pytest.skip("Triton compiles for the GPU that is here", allow_module_level=True)
 
 from ratrain.models import gpu_attention, gpu_kernels  # noqa: E402

@@ -55,11 +55,12 @@ def times_in_layout(
         sums_s=sums_s,
     )
     optimizer = job.train.rule
+    update_flops = optimizer.update_flops(matrices_of(block))
     times = replace(
         times,
         update_moves=optimizer.moved_bytes / OPTIMIZER_BYTES_PER_PARAM,
-        update_flops_s=optimizer.update_flops(matrices_of(block))
-        / device.flops_rate(job.schedule.dtype),
+        # A device whose layers were measured may say no rate: most optimizers need none.
+        update_flops_s=update_flops and update_flops / device.flops_rate(job.schedule.dtype),
     )
     if times.sums_inside:
         return times
