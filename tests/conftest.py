@@ -25,8 +25,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `make test &`: ch
 
 pytest_plugins = ["matrix_share"]
 
-# Where there is no GPU, Triton's interpreter computes the kernels for them. Triton reads this when it
-# is imported, which other libraries do too.
+# Where there is no GPU, Triton's interpreter computes the kernels for them. Triton reads this when
+# it is imported, which other libraries do too.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

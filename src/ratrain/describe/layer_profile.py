@@ -128,8 +128,12 @@ class LayerProfile:
                 "several micro-batches say by themselves what is fixed",
                 "leave fixed out, or keep one micro-batch",
             )
-        (time,) = self.times
-        passes_s = [time.forward_s, *filter(None, [time.backward_s])]
+        passes_s = [
+            seconds
+            for time in self.times
+            for seconds in (time.forward_s, time.backward_s)
+            if seconds
+        ]
         if self.fixed_s > min(passes_s):
             what = "its fixed part is longer than a whole pass"
             raise self._wrong("fixed", what, "give the part of one pass that is fixed")
