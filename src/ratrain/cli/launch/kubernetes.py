@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ratrain.cli.json_output import print_json
-from ratrain.cli.launch.prepared import Asked, launchable, run_options
+from ratrain.cli.launch.prepared import Asked, from_here, launchable, run_options
 from ratrain.cli.options import PATH, Whole
 
 
@@ -67,5 +67,6 @@ def command(
     if as_json:
         print_json("launch kubernetes", {"run": run.run, "manifest": str(path), "ranks": run.ranks})
     else:
-        click.echo(f"wrote {path}: {run.words}\nstart it: kubectl apply -f {path}")
+        shown = from_here(path)
+        click.echo(f"wrote {shown}: {run.words}\nstart it: kubectl apply -f {shown}")
     return 0

@@ -59,6 +59,12 @@ class Asked:
     python: str
 
 
+def from_here(path: Path) -> Path:
+    """A path as it is typed from the folder that one is in, where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def launchable(asked: Asked) -> Launchable:
     """The run, prepared where it was none; what is told of that goes to stderr."""
     from ratrain.engines.groups import Launchable, groups_of

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ratrain.cli.json_output import print_json
-from ratrain.cli.launch.prepared import Asked, launchable, run_options
+from ratrain.cli.launch.prepared import Asked, from_here, launchable, run_options
 from ratrain.cli.options import PATH, Whole
 
 
@@ -70,7 +70,8 @@ def command(
     elif submit:
         click.echo(f"job {number}: {run.words}; its output: {run.run}/logs/slurm-{number}.txt")
     else:
-        click.echo(f"wrote {path}: {run.words}\nsubmit it: sbatch {path}")
+        shown = from_here(path)
+        click.echo(f"wrote {shown}: {run.words}\nsubmit it: sbatch {shown}")
     return 0
 
 
