@@ -104,7 +104,7 @@ def _scores(rows: list[Row]) -> list[str]:
         lines.append(
             f"{of_all.rows} {name}: mean error {of_all.mean_error:.1%}, bias {of_all.bias:+.1%}"
         )
-        lines.append(f"  worst {of_all.worst.error:+.1%}: {of_all.worst.label}")
+        lines.append(_wrapped(f"worst {of_all.worst.error:+.1%}: {of_all.worst.label}"))
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row.fit:
