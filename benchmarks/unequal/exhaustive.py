@@ -59,7 +59,8 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        return self.found_s / self.best_s - 1
+        """Of the plan that is chosen, which may be one that is not among all plans."""
+        return max(0.0, min(self.found_s, self.beyond_s) / self.best_s - 1)
 
 
 def _is_beyond(plan: UnevenPlan) -> bool:

@@ -37,6 +37,7 @@ def with_page(
     folder: Path,
     delays: int | None,
     checkpoint: Path | None = None,
+    saves: bool = False,
 ) -> RankResult:
     """One rank of `train`, in a process that knows the page's modules; checks its averages."""
     with declared_inside(folder / "page"):
@@ -52,7 +53,7 @@ def with_page(
             seen.setdefault(unit.name, []).append(unit.part.weights.clone())
 
         averaging.add = recorded
-        result = train_rank(rank, world_size, setting, folder, delays, checkpoint)
+        result = train_rank(rank, world_size, setting, folder, delays, checkpoint, saves)
         assert set(averaging.averages) == set(seen)
         for name, weights in seen.items():
             expected = weights[0].double()

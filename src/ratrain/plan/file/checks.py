@@ -86,7 +86,6 @@ def _require_program(made: UnevenPlan, place: Place) -> None:
             fix="leave it out, or give every replica the same share",
         )
     mode = made.mode
-    _require_whole(made, place)
     once = made.strategy.gathers_once
     try:
         replace(
@@ -99,6 +98,7 @@ def _require_program(made: UnevenPlan, place: Place) -> None:
         )
     except ProgramError as error:
         raise SpecError(error.what, place=str(place.at("replicas")), fix=error.fix) from None
+    _require_whole(made, place)
 
 
 def _require_whole(made: UnevenPlan, place: Place) -> None:
