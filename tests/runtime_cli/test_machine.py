@@ -127,7 +127,7 @@ def group(request: pytest.FixtureRequest) -> Generator[Path]:
 
 
 @needs_groups
-@pytest.mark.parametrize("group", [400_000_000], indirect=True)
+@pytest.mark.parametrize("group", [300_000_000], indirect=True)
 def test_ranks_that_a_control_group_cannot_hold_are_refused(tmp_path: Path, group: Path) -> None:
     words = shlex.join(ratrain_arguments("train", write_job(tmp_path)))
     refused = subprocess.run(
