@@ -318,7 +318,7 @@ def test_an_optimizer_is_in_the_bill_and_updates_as_torch_s(page: Path) -> None:
 def test_what_the_page_adds_trains_through_the_command_line(tmp_path: Path) -> None:
     folder = write_files(tmp_path)
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 400)
-    further = '\n[data]\nfiles = ["text.txt"]\n'
+    further = '\n[data]\nfiles = ["text.txt"]\n\n[checkpoint]\nevery = 1\n'
     job = folder / "mine.toml"
     job.write_text(job.read_text() + further)
     environment = {**os.environ, "PYTHONPATH": str(folder), EXTENSIONS: ",".join(MODULES)}
