@@ -181,7 +181,8 @@ def _pipelines(
     wide: list[list[Post]], alone: tuple[int, ...], together: tuple[int, ...]
 ) -> Iterator[list[Shape]]:
     """Equally many devices of each of some pools in each pipeline; the others by themselves, a
-    pipeline of each pool, and left out."""
+    pipeline of each pool, and left out. And one device of each pool in a pipeline, all others left
+    out."""
     beside: list[list[Shape]] = [[]]
     if alone:
         beside.append([(post,) for pool in alone for post in wide[pool]])
@@ -193,6 +194,8 @@ def _pipelines(
         ]
         if all(shapes):
             yield from ([*others, *shapes] for others in beside)
+    for replicas in range(1, min(len(wide[pool]) for pool in together) + 1):
+        yield [tuple(wide[pool][number] for pool in together) for number in range(replicas)]
 
 
 def _packed(space: Space, pool: int, most: int) -> list[Post]:
