@@ -74,6 +74,7 @@ learning_rate = 3e-4
 warmup_steps = 4
 clip_norm = 1.0
 share_gpu = {share}
+graphs = true
 
 [data]
 files = ["{text}"]

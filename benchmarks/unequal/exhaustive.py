@@ -59,8 +59,7 @@ class Compared:
 
     @property
     def loss(self) -> float:
-        """Of the plan that is chosen, which may be one that is not among all plans."""
-        return max(0.0, min(self.found_s, self.beyond_s) / self.best_s - 1)
+        return self.found_s / self.best_s - 1
 
 
 def _is_beyond(plan: UnevenPlan) -> bool:

@@ -67,7 +67,9 @@ class TrainSpec:
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
     device: Literal["auto", "cpu", "cuda", "deferred"] = "auto"  # auto: as the cluster says
-    graphs: bool = True  # on a GPU: compute is recorded and replayed
+    # on a GPU, where a rank computes whole replicas: compute is recorded and replayed (CUDA
+    # graphs); what that keeps of memory is in the budget and not in the proof
+    graphs: bool = False
     share_gpu: bool = False  # several ranks of a host may compute on one GPU
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from ratrain.plan.search.pools import FEW
 
 FEWEST = 8
 """Devices up to which nearly all drafts are timed."""
-WIDTH = 4
+WIDTH = 8
 """Drafts changed in a round for each of so few devices."""
 MARGIN = 1.2
 """A draft is neither timed nor simulated whose estimate is this much above the best step."""

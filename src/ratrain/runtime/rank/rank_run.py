@@ -239,6 +239,8 @@ def _train(
 
     together = Together(rank, context.membership, rendezvous.everybody)
     run = begun(folder, context.job, context.spec, identity, together, built)
+    if context.job.train.graphs and not run.records_graphs:
+        context.log.say("graphs: compute cannot be recorded here; kernels are launched one by one")
     if rank == 0 and context.claim.is_mine:
         _note(context, lost_steps(folder, run.first_step))
     # From here on a rank that is silent for the job's timeout is taken for lost. Where an engine

@@ -186,6 +186,11 @@ class RankRun:
         self.control: Control | None = None
 
     @property
+    def records_graphs(self) -> bool:
+        """Whether ops of compute are recorded and replayed."""
+        return self._captured is not None
+
+    @property
     def first_step(self) -> int:
         return self._begin.step
 

@@ -313,7 +313,8 @@ def _require_fit(verdict: Verdict, setup: Setup, place: str) -> None:
         raise Infeasible(
             "the program cannot run: " + "; ".join(finding.message for finding in broken[:3]),
             place=place,
-            fix="choose another schedule, and report this one as a bug",
+            fix="choose another schedule, or leave out passes that it was given; report it where "
+            "the schedule is a built-in one as it stands",
         )
     finding = verdict.findings[0]
     bounds = [b for b in (*verdict.bounds, *verdict.lower_bounds) if b.rank == finding.rank]
