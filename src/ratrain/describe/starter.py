@@ -182,7 +182,7 @@ def _train(s: Starter) -> _Table:
             _Line("timeout", "300s", "how long a rank waits for a silent peer"),
             _Line("device", "auto", '"cpu" or "cuda"; left out: as the cluster file says'),
             _Line("share_gpu", False, "several ranks of a host may compute on one GPU"),
-            _Line("graphs", False, "on a GPU: compute is recorded once and replayed"),
+            _Line("graphs", True, "on a GPU: compute is recorded once and replayed"),
         ),
     )
 

@@ -68,8 +68,8 @@ class TrainSpec:
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
     device: Literal["auto", "cpu", "cuda", "deferred"] = "auto"  # auto: as the cluster says
     # on a GPU, where a rank computes whole replicas: compute is recorded and replayed (CUDA
-    # graphs); what that keeps of memory is in the budget and not in the proof
-    graphs: bool = False
+    # graphs); their memory is under the budget's limit, but not in the proof
+    graphs: bool = True
     share_gpu: bool = False  # several ranks of a host may compute on one GPU
 
     def __post_init__(self) -> None:

@@ -12,9 +12,11 @@ from ratrain.describe.train import TrainSpec
 from ratrain.devices import Device, Memory
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
-from ratrain.program.kind import Kind
+from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.rank.calibration import UnitTimes
 from ratrain.runtime.rank.rehearsal import Passed, Rehearsal
+from ratrain.runtime.rank.timers import launched, recorded
+from ratrain.runtime.step.captured import can_be_recorded
 from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.optimizer import OwnedPart
@@ -41,9 +43,13 @@ def unit_times(
 ) -> tuple[UnitTimes, ...]:
     """The times of each unit of the rank; the ranks of a tensor group go through them together.
     `boundary`: the shape of what a rank has of a tensor between units."""
-    rehearsal = Rehearsal(schedule, states, boundary, batch, allocator, group, device.finish)
-    passes = _long_enough(rehearsal, group)
-    rehearsal.close()
+    timers = [launched(device.finish)]
+    if can_be_recorded(train, schedule, device):
+        timers.append(recorded(device.finish))
+    rehearsal = Rehearsal(schedule, states, boundary, batch, allocator, group, *timers)
+    with device.stream(Lane.COMPUTE.word):
+        passes = _long_enough(rehearsal, group)
+        rehearsal.close()
 
     def mean(kind: Kind, unit: int) -> float:
         # A mean, not a median: under a quota an op runs through or is cut by a pause, and only

@@ -239,7 +239,7 @@ def _train(
 
     together = Together(rank, context.membership, rendezvous.everybody)
     run = begun(folder, context.job, context.spec, identity, together, built)
-    if context.job.train.graphs and not run.records_graphs:
+    if device.kind == "cuda" and context.job.train.graphs and not run.records_graphs:
         context.log.say("graphs: compute cannot be recorded here; kernels are launched one by one")
     if rank == 0 and context.claim.is_mine:
         _note(context, lost_steps(folder, run.first_step))
