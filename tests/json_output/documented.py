@@ -1,7 +1,7 @@
 """docs/reference/json.md as data, and the keys of a JSON document.
 
-A heading names one verb or several. A row names keys, `a.{b, c}` two of them; a row of bold words says
-when those below it are there.
+A heading names one verb or several. A row names keys, `a.{b, c}` two of them; a row of bold words
+says when those below it are there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
-_SECTION = re.compile(r"^## (`[a-z ]+`(?:, `[a-z ]+`)*)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+_SECTION = re.compile(
+    r"^## (`[a-z ]+`(?:, `[a-z ]+`)*)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
+)
 _ROW = re.compile(r"^\| (?:\*\*(.+)\*\*|((?:`[^`]+` ?)+)) \|(.*)\|$", re.MULTILINE)
 _SEVERAL = re.compile(r"(.*)\{(.+)\}$")
 
