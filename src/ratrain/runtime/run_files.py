@@ -257,6 +257,8 @@ def _check_step(row: dict[str, Any], place: Place) -> None:
     _require(
         budget is None or _is_whole(budget, 1 << 53), "is not a size", place.at("budget_bytes")
     )
+    if "started_s" in row:
+        _require(_is_number(row["started_s"], 0), "is not a number", place.at("started_s"))
     bits = row.get("loss_bits")
     _require(isinstance(bits, str) and 0 < len(bits) < 40, "is not a number", place.at("loss_bits"))
     ranks = row.get("ranks")
