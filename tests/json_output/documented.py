@@ -1,7 +1,7 @@
 """docs/reference/json.md as data, and the keys of a JSON document.
 
-A heading names one verb or several. A row names keys, `a.{b, c}` two of them; a row of bold words
-says when those below it are there.
+A heading names one verb or several. An item names keys, `a.{b, c}` two of them; a line that begins
+with "With" or "Where" says when those below it are there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 _SECTION = re.compile(
     r"^## (`[a-z ]+`(?:, `[a-z ]+`)*)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
 )
-_ROW = re.compile(r"^\| (?:\*\*(.+)\*\*|((?:`[^`]+` ?)+)) \|(.*)\|$", re.MULTILINE)
+_ITEM = re.compile(r"^(?:(With.+|Where.+):|- (`[^`]+`(?: `[^`]+`)*)(?:: (.+))?)$", re.MULTILINE)
 _SEVERAL = re.compile(r"(.*)\{(.+)\}$")
 
 
@@ -67,11 +67,11 @@ def documented() -> dict[str, list[Key]]:
 
 def _keys(section: str) -> Iterator[Key]:
     when = ""
-    for row in _ROW.finditer(section):
-        when = row[1] or when
-        words = row[3].strip()
+    for item in _ITEM.finditer(section):
+        when = (item[1] or "").lower() or when
+        words = item[3] or ""
         own = words if words.startswith(("with ", "where ")) else when or words
-        for path in re.findall(r"`(.+?)`", row[2] or ""):
+        for path in re.findall(r"`(.+?)`", item[2] or ""):
             several = _SEVERAL.match(path)
             for last in several[2].split(", ") if several else [""]:
                 yield Key(f"{several[1]}{last}" if several else path, own)
