@@ -1,4 +1,4 @@
-"""Every op's price in small cases, against the formulas of docs/explanation/simulation.md written
+"""Every op's price in small cases, against the formulas of docs/notes/costs-blocks.md written
 out: a factor, a sign or a term that is lost in a price shows here."""
 
 from __future__ import annotations
