@@ -63,10 +63,9 @@ def _unequal_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterato
     else:
         least = min(others, key=lambda plan: plan.step_s)
         yield from wrapped(
-            f"The runner-up whose stages or replicas differ takes {_more(least.step_s, step_s)} "
-            "time:"
+            f"The runner-up whose stages or replicas differ takes {_more(least.step_s, step_s)}:"
         )
-    yield from _table(sorted(others, key=lambda plan: plan.step_s)[:SHOWN], step_s)
+    yield from _table(sorted(others, key=lambda plan: plan.step_s), step_s)
     yield ""
 
 
@@ -97,16 +96,22 @@ def _table(plans: list[Timed[Drafted]], step_s: float) -> list[str]:
     rows = plain_table(
         ("step", True), ("than\nthis", True), ("memory", True), ("replicas; levels", False)
     )
-    for plan in plans:
-        only = "" if not plan.refusals else "; only simulated"
-        rows.add_row(
-            format_time(plan.step_s),
-            f"{100 * (plan.step_s / step_s - 1):+.2f} %",
-            format_bytes(plan.bound_bytes),
-            f"{plan_words(plan.plan)}; sharding {plan.plan.mode.sharding}{only}",
-        )
+    different = dict.fromkeys(_row(plan, step_s) for plan in plans)  # what reads the same once
+    for row in list(different)[:SHOWN]:
+        rows.add_row(*row)
     return rendered(rows)
 
 
+def _row(plan: Timed[Drafted], step_s: float) -> tuple[str, str, str, str]:
+    only = "" if not plan.refusals else "; only simulated"
+    return (
+        format_time(plan.step_s),
+        f"{round(100 * (plan.step_s / step_s - 1), 2) + 0.0:+.2f} %",
+        format_bytes(plan.bound_bytes),
+        f"{plan_words(plan.plan)}; sharding {plan.plan.mode.sharding}{only}",
+    )
+
+
 def _more(other_s: float, step_s: float) -> str:
-    return f"{100 * (other_s / step_s - 1):.1f} % more"
+    more = other_s / step_s - 1
+    return "as much time" if abs(more) < ALIKE else f"{100 * more:.1f} % more time"
