@@ -18,7 +18,7 @@ from typing import IO
 
 from ratrain.errors import RunFailed
 from ratrain.runtime.rank.stop import passed_on
-from ratrain.runtime.run.host_ranks import END, STOP, worst_status
+from ratrain.runtime.run.host_ranks import END, STOP
 
 _LOOK_EVERY_S = 0.1
 _LAST_WORDS_S = 20.0
@@ -38,18 +38,35 @@ class HostCommand:
     words: Sequence[str]
 
 
-def run_everywhere(commands: Sequence[HostCommand], rsh: Sequence[str], tell: Tell) -> int:
-    """Runs each host's command to its end; the worst exit status."""
+@dataclass(frozen=True)
+class Everywhere:
+    """How the commands of hosts ended: each one's exit status; whether they were asked to stop."""
+
+    statuses: dict[str, int]
+    asked: bool
+
+
+def run_everywhere(commands: Sequence[HostCommand], rsh: Sequence[str], tell: Tell) -> Everywhere:
+    """Runs each host's command to its end."""
     shells: list[_Shell] = []
+    asked = threading.Event()
+
+    def stop() -> None:
+        asked.set()
+        for shell in shells:
+            shell.order(STOP)
+
     try:
         for command in commands:
             shells.append(_Shell(command, rsh, tell))
-        with passed_on(lambda: _ask_to_stop(shells)):
+        with passed_on(stop):
             _wait(shells)
     finally:
         for shell in shells:
             shell.end()
-    return worst_status(shell.status for shell in shells)
+    hosts = (command.host for command in commands)
+    statuses = dict(zip(hosts, (shell.status for shell in shells), strict=True))
+    return Everywhere(statuses, asked.is_set())
 
 
 class _Shell:
@@ -117,11 +134,6 @@ def _wait(shells: Sequence[_Shell]) -> None:
         if failed_s is not None and time.monotonic() - failed_s > _LAST_WORDS_S:
             return
         time.sleep(_LOOK_EVERY_S)
-
-
-def _ask_to_stop(shells: Sequence[_Shell]) -> None:
-    for shell in shells:
-        shell.order(STOP)
 
 
 def _pass_on(stream: IO[str], host: str, tell: Tell) -> None:
