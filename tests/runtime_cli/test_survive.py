@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -60,20 +61,24 @@ count = 1
 """
 
 
-def lose(folder: Path, name: str, run: Path, ranks: list[int]) -> None:
-    """A host loses its power: its processes are gone at once, and it answers nobody."""
+def lose(folder: Path, name: str, run: Path, ranks: list[int], how: signal.Signals) -> list[int]:
+    """A host answers nobody any more: its processes are gone (SIGKILL), or as if its kernel hung
+    (SIGSTOP); their ids."""
     (folder / f"down-{name}").touch()
     launch = subprocess.check_output(["pgrep", "-f", f"launch {run} --host {name} "], text=True)
     there = ranks_of(run)
-    for pid in [*map(int, launch.split()), *(there[rank] for rank in ranks)]:
-        os.kill(pid, signal.SIGKILL)
+    lost = [*map(int, launch.split()), *(there[rank] for rank in ranks)]
+    for pid in lost:
+        os.kill(pid, how)
+    return lost
 
 
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
 def test_a_run_goes_on_without_a_host_that_is_lost_and_with_it_when_it_returns(
-    tmp_path: Path,
+    tmp_path: Path, how: signal.Signals
 ) -> None:
     job, run = write_job(tmp_path), RunFolder(tmp_path / "run")
     (tmp_path / "cluster.toml").write_text(CLUSTER + "".join(HOST.format(name=n) for n in HOSTS))
@@ -101,8 +106,11 @@ def test_a_run_goes_on_without_a_host_that_is_lost_and_with_it_when_it_returns(
         launch = start(tmp_path, *words, PYTHONPATH=os.pathsep.join(sys.path))
         wait_until(lambda: trained(0), launch)
         assert run.read_spec().seats.world_size == 3
-        lose(tmp_path, "pine", run.path, [2])
+        lost = lose(tmp_path, "pine", run.path, [2], how)
         wait_until(lambda: trained(1), launch)
+        for pid in lost:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         assert run.read_spec().seats.world_size == 2
         (tmp_path / "down-pine").unlink()
         os.kill(ranks_of(run.path)[1], signal.SIGKILL)
