@@ -275,10 +275,15 @@ def modes_of(
 def _orders(members: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], bool]]:
     """The devices in the cluster's order and, where kinds differ, with the kinds reversed."""
     yield members, False
+    if len({device.kind.name for device in members}) > 1:
+        yield with_kinds_reversed(members), True
+
+
+def with_kinds_reversed(members: Sequence[Device]) -> tuple[Device, ...]:
+    """Devices with those of the last kind first."""
     kinds = list(dict.fromkeys(device.kind.name for device in members))
-    if len(kinds) > 1:
-        place = {name: number for number, name in enumerate(reversed(kinds))}
-        yield tuple(sorted(members, key=lambda device: place[device.kind.name])), True
+    place = {name: number for number, name in enumerate(reversed(kinds))}
+    return tuple(sorted(members, key=lambda device: place[device.kind.name]))
 
 
 def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
