@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,21 +118,34 @@ class TierStore:
     # ---- extents ------------------------------------------------------------------------
 
     def reserve(self, sizes: Mapping[Key, int]) -> None:
-        """Makes an extent for each state, or none: what does not fit is said before anything is
-        written."""
-        lengths = {key: in_pages(size) + PAGE for key, size in sizes.items()}
-        needed = sum(lengths.values()) + SPARE_BYTES
-        free = self._files.free_bytes(self.path)
-        if needed > free:
-            raise self._full(needed, free)
+        """Makes an extent for each state that has none, or for none: what does not fit is said
+        before anything is written."""
+        new = {key: size for key, size in sizes.items() if key not in self._extents}
+        needed = sum(in_pages(size) + PAGE for size in new.values())
+        self._require(needed)
+        made: list[Key] = []
         try:
-            for key, size in sizes.items():
+            for key, size in new.items():
+                made.append(key)
                 self._make(key, size)
         except OSError as error:
-            self._drop_extents()
+            self._drop(made)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise self._full(needed, self._files.free_bytes(self.path)) from error
             raise cannot(error, "cannot be made", self.path) from error
+
+    def require(self, size_bytes: int, states: int) -> None:
+        """Says beforehand where the disk has no room for so many states of that size in all."""
+        self._require(size_bytes + states * 2 * PAGE)
+
+    def length(self, key: Key) -> int:
+        """Bytes of a buffer for a state: whole pages."""
+        return self._extents[key].label_at
+
+    def _require(self, length: int) -> None:
+        needed, free = length + SPARE_BYTES, self._files.free_bytes(self.path)
+        if needed > free:
+            raise self._full(needed, free)
 
     def _make(self, key: Key, size_bytes: int) -> None:
         path = self.path / key.name
@@ -263,11 +276,10 @@ class TierStore:
     def close(self) -> None:
         """Removes all files: the run is over, and its checkpoints are elsewhere."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._drop_extents()
+        self._drop(list(self._extents))
         self._folder.leave()
 
-    def _drop_extents(self) -> None:
-        for extent in self._extents.values():
+    def _drop(self, keys: Iterable[Key]) -> None:
+        for extent in (self._extents.pop(key) for key in keys if key in self._extents):
             self._files.close(extent.file)
             extent.path.unlink(missing_ok=True)
-        self._extents.clear()

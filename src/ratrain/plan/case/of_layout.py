@@ -43,7 +43,7 @@ from ratrain.plan.case.layout_words import (
 from ratrain.plan.case.measured_blocks import measured_words
 from ratrain.plan.case.ready import Case
 from ratrain.plan.case.standing import Standing, standing_of_placement
-from ratrain.plan.layout.buckets import in_buckets, require_bucketable
+from ratrain.plan.layout.buckets import require_bucketable
 from ratrain.plan.layout.candidate import Candidate, setup_of
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.further_orders import order_words
@@ -51,6 +51,7 @@ from ratrain.plan.layout.gradient_groups import collective_words, data_group
 from ratrain.plan.layout.jobs import no_shards, require_tieable, require_whole, strategy_of
 from ratrain.plan.layout.placement import Placement, place
 from ratrain.plan.layout.sizes import gradients_in, layers_of_stages, optimizer_words, travels
+from ratrain.plan.layout.tiers import leaner_jobs, require_tier
 from ratrain.plan.layout.unit_place import UnitPlace
 from ratrain.plan.price.durations import costs_of
 from ratrain.plan.price.even_places import even_places
@@ -254,16 +255,15 @@ def _as_best_with(job: JobSpec, collective: str) -> LayoutCase:
 
 def _case_in_memory(job: JobSpec) -> LayoutCase:
     """The case of a job with a layout. Where memory does not suffice, gradients are sent in
-    buckets, if that is enough."""
+    buckets, or optimizer states wait in another tier, if that is enough."""
     assert job.layout is not None
     case = case_as_asked(job)
-    bucketed = in_buckets(job, case.strategy) if job.layout.data > 1 else None
     verdict = case.proved.verdict
-    if bucketed is not None and not verdict.sound and only_over_budget(verdict):
-        other = case_as_asked(bucketed)
-        if other.proved.verdict.sound:
-            return other
-    return case
+    if verdict.sound or not only_over_budget(verdict):
+        return case
+    others = leaner_jobs(job, case.strategy, replicas=job.layout.data > 1)
+    tried = (case_as_asked(leaner) for leaner in others)
+    return next((other for other in tried if other.proved.verdict.sound), case)
 
 
 def require_one_by_one(job: JobSpec) -> None:
@@ -296,6 +296,7 @@ def case_as_asked(job: JobSpec) -> LayoutCase:
     where = f"{file} [layout] tensor" if layout.tensor > 1 else f"{file} [schedule] sharding"
     require_whole(job, tensor=layout.tensor, shards=shards, place=where)
     require_bucketable(job, chosen)
+    require_tier(job)
     if layout.virtual > 1 and not SKELETONS[chosen.skeleton].chunks:
         raise SpecError(
             f"{chosen.skeleton} places one stage on a rank, not {layout.virtual}",

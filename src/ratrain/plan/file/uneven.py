@@ -21,6 +21,7 @@ from ratrain.plan.file.members import Served
 from ratrain.plan.layout.candidate import choices_of, unequal_budgets
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.sizes import stages_of, trains_tied
+from ratrain.plan.layout.tiers import tier_budgets
 from ratrain.program.replicas import Member, Recovery, Replica, Stage
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import Choices, Strategy
@@ -167,7 +168,10 @@ class UnevenPlan:
             recovery_buffer=self.buffer,
             budget_bytes=max(budgets),
             tier=devices[0].kind.memory.name,
-            budgets=unequal_budgets(budgets),
+            budgets=(
+                *unequal_budgets(budgets),
+                *tier_budgets(self.job, [device.kind for device in devices]),
+            ),
         )
 
     @property

@@ -11,6 +11,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.layout.enumerate import Group, StateMode
 from ratrain.plan.layout.placement import Placement, ReplicaClass
 from ratrain.plan.layout.sizes import stages_of, trains_tied
+from ratrain.plan.layout.tiers import tier_budgets
 from ratrain.program.families import DEVICE
 from ratrain.program.replicas import Recovery, Replica, Stage
 from ratrain.program.setup import Accumulation, Budget, Setup
@@ -127,6 +128,7 @@ def choices_of(job: JobSpec, sharded_gradients: bool, **recovery: Any) -> Choice
         save=backend.saves,
         tie=trains_tied(job),
         error_feedback=job.residuals,
+        optimizer_tier=job.optimizer_tier,
         average_steps=job.schedule.average_every or 0,
         **recovery,
     )
@@ -140,16 +142,15 @@ def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:
         Replica(_stages(job, placement, alike), micro_batches, len(alike.members))
         for alike in placement.classes
     )
-    budgets = [
-        job.budget_of(placement.kind(kind)) for alike in placement.classes for kind in alike.kinds
-    ]
+    kinds = [placement.kind(kind) for alike in placement.classes for kind in alike.kinds]
+    budgets = [job.budget_of(kind) for kind in kinds]
     return Setup(
         replicas=replicas,
         sequence_parallel=layout.sequence_parallel,
         recovery_buffer=buffer,
         budget_bytes=max(budgets),
         tier=placement.kind(placement.classes[0].kinds[0]).memory.name,
-        budgets=unequal_budgets(budgets),
+        budgets=(*unequal_budgets(budgets), *tier_budgets(job, kinds)),
     )
 
 
