@@ -401,6 +401,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
         "error_feedback": setting.error_feedback,
+        "optimizer_tier": setting.optimizer_tier,
         "attention": setting.attention,
         "collective": setting.collective,
         "schedule": setting.name,

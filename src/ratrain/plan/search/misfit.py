@@ -18,6 +18,7 @@ from ratrain.plan.layout.tiers import leaner_jobs
 from ratrain.plan.price.bill import FORWARD, NONE, bill
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
+from ratrain.plan.search.fit import require_room
 from ratrain.plan.search.layouts import Checked, Progress, Search, search_layouts
 from ratrain.program.family_groups import takes
 from ratrain.program.replicas import Recovery
@@ -255,6 +256,8 @@ def planned(job: JobSpec, progress: Progress | None = None) -> Search:
         other = search_layouts(leaner, progress)
         if other.tried:
             return other
+    if result.fitting and job.optimizer_tier:
+        require_room(job)
     if result.fitting:
         raise Infeasible(
             f"by closed formula {result.fitting:,} plans fit, but the verifier could prove none of "
