@@ -37,9 +37,9 @@ from ratrain.plan.search.misfit import planned
 from ratrain.plugins import EXTENSIONS
 from ratrain.program.kind import Kind, Lane, kind_names
 from ratrain.program.settled import proof_of
-from ratrain.program.setup import HOST
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text import read_any, read_text, write_text
+from ratrain.program.tiers import HOST
 from ratrain.program.verify import Rule, verify
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import simulate

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from ratrain.plan.search.every_plan import EveryPlan as EveryPlan
     from ratrain.plan.search.every_plan import Simulated as Simulated
     from ratrain.plan.search.every_plan import every_plan as every_plan
+    from ratrain.plan.search.fit import Way as Way
+    from ratrain.plan.search.fit import ways_of as ways_of
     from ratrain.plan.search.known_plans import plan_of_job as plan_of_job
     from ratrain.plan.search.known_plans import plans_beside as plans_beside
     from ratrain.plan.search.known_plans import searched as searched
@@ -132,6 +134,7 @@ _HOME = {
     "search.case_of_job": "case_of_job",
     "search.draft": "Draft",
     "search.every_plan": "EveryPlan Simulated every_plan",
+    "search.fit": "Way ways_of",
     "search.known_plans": "plan_of_job plans_beside searched",
     "search.layouts": "Checked Progress Search Tried search_layouts",
     "search.misfit": "Misfit misfits",

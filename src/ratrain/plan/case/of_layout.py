@@ -22,11 +22,12 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case.case import Case, named_in
 from ratrain.plan.case.choose import choose_order
-from ratrain.plan.layout.buckets import in_buckets, require_bucketable
+from ratrain.plan.layout.buckets import require_bucketable
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import no_shards, require_tieable, require_whole, strategy_of
 from ratrain.plan.layout.placement import Placement, place
 from ratrain.plan.layout.plan import plan_of_layout
+from ratrain.plan.layout.tiers import leaner_jobs, require_tier
 from ratrain.plan.price.trial import only_over_budget
 from ratrain.program.skeletons import SKELETONS, Place
 from ratrain.program.strategies import Strategy
@@ -59,16 +60,15 @@ def _as_best_with(job: JobSpec, collective: str) -> Case:
 
 def _case_in_memory(job: JobSpec) -> Case:
     """The case of a job with a layout. Where memory does not suffice, gradients are sent in
-    buckets, if that is enough."""
+    buckets, or optimizer states wait in another tier, if that is enough."""
     assert job.layout is not None
     case = case_as_asked(job)
-    bucketed = in_buckets(job, case.strategy) if job.layout.data > 1 else None
     verdict = case.proved.verdict
-    if bucketed is not None and not verdict.sound and only_over_budget(verdict):
-        other = case_as_asked(bucketed)
-        if other.proved.verdict.sound:
-            return other
-    return case
+    if verdict.sound or not only_over_budget(verdict):
+        return case
+    others = leaner_jobs(job, case.strategy, replicas=job.layout.data > 1)
+    tried = (case_as_asked(leaner) for leaner in others)
+    return next((other for other in tried if other.proved.verdict.sound), case)
 
 
 def require_one_by_one(job: JobSpec) -> None:
@@ -101,6 +101,7 @@ def case_as_asked(job: JobSpec) -> Case:
     where = f"{file} [layout] tensor" if layout.tensor > 1 else f"{file} [schedule] sharding"
     require_whole(job, tensor=layout.tensor, shards=shards, place=where)
     require_bucketable(job, chosen)
+    require_tier(job)
     if layout.virtual > 1 and not SKELETONS[chosen.skeleton].chunks:
         raise SpecError(
             f"{chosen.skeleton} places one stage on a rank, not {layout.virtual}",

@@ -171,6 +171,8 @@ class PlanFile:
     boundary_wire: WireType | None = None
     error_feedback: bool = False
     gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # left out: whole
+    # where optimizer states wait for their update; left out: on the device
+    optimizer_tier: Literal["device", "host", "disk"] | None = None
     collective: Name | None = None
     predicted: Predicted | None = None  # for people; nothing reads it
 

@@ -15,6 +15,7 @@ from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.file.form import PlanFile
 from ratrain.plan.layout.buckets import require_bucketable
 from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.tiers import require_tier
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.skeletons import Place as Position
 from ratrain.program.strategies import PREFETCH, Strategy, strategy
@@ -92,6 +93,7 @@ def state_mode(plan: PlanFile, place: Place) -> StateMode:
 def require_buckets(plan: PlanFile, job: JobSpec, chosen: Strategy, place: Place) -> None:
     """Refuses buckets where gradients cannot leave in them."""
     require_bucketable(job, chosen)
+    require_tier(job)
     if plan.gradient_bucket_bytes is not None and plan.accumulation == "local":
         raise SpecError(
             "with local accumulation every rank keeps whole gradients: buckets cannot be used",

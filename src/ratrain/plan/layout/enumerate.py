@@ -36,6 +36,7 @@ from ratrain.plan.layout.sizes import (
     trains_tied,
     unit_of,
 )
+from ratrain.plan.layout.tiers import require_tier
 from ratrain.program.replicas import Unit
 from ratrain.program.skeletons import SKELETONS, Skeleton
 from ratrain.program.strategies import Strategy
@@ -158,6 +159,7 @@ def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator
         raise no_shards(job, level)
     require_tieable(job)
     require_bucketable(job, chosen)
+    require_tier(job)
     used = job.cluster.members() if devices is None else tuple(devices)
     if devices is None:
         _require_dividable(job)

@@ -26,6 +26,7 @@ from ratrain.plan.layout.links import Groups, Holders, Links, links_of
 from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, stages_of, trains_tied
+from ratrain.plan.layout.tiers import tier_budgets
 from ratrain.program.families import DEVICE
 from ratrain.program.replicas import Member, Recovery, Replica, Stage
 from ratrain.program.setup import Accumulation, Budget, Setup
@@ -70,11 +71,10 @@ class Plan:
     @cached_property
     def setup(self) -> Setup:
         """The header of the program, before its strategy's passes."""
-        budgets = [
-            min(map(self.job.budget_of, replica.kinds_of(rank)))
-            for replica in self.replicas
-            for rank in range(replica.ranks)
+        kinds = [
+            replica.kinds_of(rank) for replica in self.replicas for rank in range(replica.ranks)
         ]
+        budgets = [min(map(self.job.budget_of, of_rank)) for of_rank in kinds]
         return Setup(
             replicas=tuple(
                 Replica(self._stages(replica), replica.micro_batches, len(replica.members))
@@ -84,7 +84,7 @@ class Plan:
             recovery_buffer=self.buffer,
             budget_bytes=max(budgets),
             tier=self.replicas[0].groups[0][0][0].kind.memory.name,
-            budgets=_unequal_budgets(budgets),
+            budgets=(*_unequal_budgets(budgets), *tier_budgets(self.job, kinds)),
         )
 
     @property
@@ -312,6 +312,7 @@ def choices_of(
         save=job.backend.saves,
         tie=tie,
         error_feedback=job.residuals,
+        optimizer_tier=job.optimizer_tier,
         average_steps=job.schedule.average_every or 0,
         recovery_of_replicas=recovery,
     )

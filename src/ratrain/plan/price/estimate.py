@@ -47,6 +47,7 @@ from ratrain.plan.layout.sizes import (
     sent_boundary_bytes,
     trains_tied,
 )
+from ratrain.plan.layout.tiers import move_rate_bytes_per_s
 from ratrain.plan.layout.transfers import stage_message, sums_of_op
 from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE
 from ratrain.plan.price.loops import loops
@@ -141,6 +142,7 @@ class _Pace:
         weight_bytes = gathered_bytes_per_param(group.job, holders)
         reduced_bytes = reduced_bytes_per_param(device, dtype, schedule.gradient_wire)
 
+        move_rate = move_rate_bytes_per_s(device, group.job.optimizer_tier)
         split = SKELETONS[group.strategy.skeleton].split_backward
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
@@ -159,6 +161,7 @@ class _Pace:
                 summed_s = sums.alone_s(tensor.bandwidth_bytes_per_s)
                 summed_driving_s = reduction_loss(device).driven(sums).driving_s
             updated = update(time, params, 1, device)
+            moved_s = 2 * group.units[block].optimizer_bytes / move_rate if move_rate else 0.0
             return _Unit(
                 time.forward_s,
                 time.backward_s + split * time.split_s,
@@ -170,7 +173,7 @@ class _Pace:
                 reduction_loss(device).driven(reduce).driving_s,
                 gather_loss(device).driven(gather).driving_s,
                 max(reduce.volume_bytes, gather.volume_bytes) / rate,
-                updated.volume_bytes / device.memory.bandwidth_bytes_per_s,
+                max(updated.volume_bytes / device.memory.bandwidth_bytes_per_s, moved_s),
                 updated.latency_s,
             )
 

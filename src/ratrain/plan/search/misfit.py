@@ -11,13 +11,14 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.ranges import STAGES, write_list
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.layout.buckets import in_buckets
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import MODES, Plan, plan_of_row
+from ratrain.plan.layout.tiers import leaner_jobs
 from ratrain.plan.price.bill import FORWARD, NONE, bill
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
+from ratrain.plan.search.fit import require_room
 from ratrain.plan.search.layouts import Checked, Progress, Search, search_layouts
 from ratrain.program.family_groups import takes
 from ratrain.program.replicas import Recovery
@@ -247,15 +248,16 @@ def _recovery_in_words(modes: Sequence[Recovery]) -> str:
 
 def planned(job: JobSpec, progress: Progress | None = None) -> Search:
     """The `Search` of a job, with at least one plan that is proved to fit. Where none is, gradients
-    in buckets are tried too."""
+    in buckets are tried too, and optimizer states in other memory tiers."""
     result = search_layouts(job, progress)
     if result.tried:
         return result
-    bucketed = in_buckets(job, strategy_of(job))
-    if bucketed is not None:
-        other = search_layouts(bucketed, progress)
+    for leaner in leaner_jobs(job, strategy_of(job)):
+        other = search_layouts(leaner, progress)
         if other.tried:
             return other
+    if result.fitting and job.optimizer_tier:
+        require_room(job)
     if result.fitting:
         raise Infeasible(
             f"by closed formula {result.fitting:,} plans fit, but the verifier could prove none of "
