@@ -37,13 +37,14 @@ LOW = ("errors", "compiled", "proof", "ranges", "controls", "readers", "describe
 ONLY = {
     "chip": LOW,
     "transport": LOW,
-    "profile": (*LOW, "models", "transport"),
+    "profile": (*LOW, "models", "transport", "storage"),
     "corpus": LOW,
     "lab": LOW,
     "checkpoint": LOW,
     "models": LOW,
     "devices": LOW,
     "engines": (*LOW, "plugins"),
+    "storage": LOW,
 }
 """Rooms beside the line: what each may import."""
 

@@ -1,7 +1,7 @@
 import numpy as np
 
 from ratrain.program.families import Per, Sizing, declare_family
-from ratrain.program.setup import HOST
+from ratrain.program.tiers import HOST
 
 
 def average_bytes(s: Sizing) -> np.ndarray:

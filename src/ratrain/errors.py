@@ -19,6 +19,7 @@
     ├── CheckpointError  a checkpoint cannot be written, or is damaged, incomplete or another's
     │   └── CannotResume         what was saved is damaged, another model's, or not here
     │       └── SavedElsewhere   a part of it is on another host's disk only
+    ├── StorageError     a file of a memory tier on disk cannot be made, read or written
     ├── RunFailed        a training run ended before its last step; says which rank and why
     └── RunTaken         a run's folder belongs to another launch, which still runs
 
@@ -179,6 +180,13 @@ class SavedElsewhere(CannotResume):
     """A part of a checkpoint is on another host's disk only."""
 
 
+class StorageError(RatrainError):
+    """A file of a memory tier on disk cannot be made, read or written, or is not what was written;
+    names the file."""
+
+    exit_code = 10
+
+
 class RunFailed(RatrainError):
     """A training run ended before its last step; what was saved before is whole."""
 
@@ -227,6 +235,11 @@ EXIT_STATUSES = (
         CheckpointError.exit_code,
         "a checkpoint cannot be read or written",
         "no: mend what the message names, often a full disk",
+    ),
+    ExitStatus(
+        StorageError.exit_code,
+        "a file of a memory tier on disk cannot be made, read or written",
+        "yes, with --resume, once the disk that the message names has room or is mended",
     ),
     ExitStatus(
         RunFailed.exit_code,

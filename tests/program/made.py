@@ -49,11 +49,13 @@ def small(
     clip: bool = False,
     save: bool = False,
     tie: bool = False,
+    optimizer_tier: str = "",
 ) -> Program:
     """The program of a named strategy on a small pipeline."""
     ranks = 2 if name == "interleaved" else len(cut)
     setup = Setup((replica(cut, micro_batches, 2, ranks, ends=True),))
-    return apply_strategy(strategy(name), setup, Choices(clip=clip, save=save, tie=tie))
+    choices = Choices(clip=clip, save=save, tie=tie, optimizer_tier=optimizer_tier)
+    return apply_strategy(strategy(name), setup, choices)
 
 
 def named_skeletons() -> list[str]:
@@ -131,5 +133,6 @@ def cases(
         save=draw(st.booleans()),
         tie=tied or (ends and not sharded and draw(st.booleans())),
         error_feedback=draw(st.sampled_from([0, 0, 1, 2])),
+        optimizer_tier=draw(st.sampled_from(["", "", "host", "disk"])),
     )
     return Case(strategy, setup, choices)

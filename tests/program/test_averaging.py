@@ -32,6 +32,7 @@ def averaged(case: Case, steps: int) -> Program:
         bucket_bytes=None,
         clip=False,
         error_feedback=0,
+        optimizer_tier="",
         average_steps=steps,
     )
     return apply_strategy(replace(case.strategy, sharding=0), case.setup, choices)

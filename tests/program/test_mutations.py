@@ -102,6 +102,20 @@ def test_a_dropped_reduction_is_an_incomplete_gradient(case: Case, data: st.Data
 @given(cases(), st.data())
 def test_a_dropped_update_renews_nothing(case: Case, data: st.DataObject) -> None:
     program, _ = dropped(case.program, data, Kind.UpdateShard)
+    # Of a unit whose optimizer is in another tier, the store finds nothing to take back.
+    away = Rule.READ_BEFORE_WRITE if case.choices.optimizer_tier else Rule.NOT_UPDATED
+    assert away in names(verify(program))
+
+
+@quick
+@given(cases(), st.data())
+def test_an_optimizer_that_is_not_fetched_or_not_stored_is_found(
+    case: Case, data: st.DataObject
+) -> None:
+    assume(case.choices.optimizer_tier)
+    program, _ = dropped(case.program, data, Kind.FetchOptimizer)
+    assert Rule.READ_BEFORE_WRITE in names(verify(program))
+    program, _ = dropped(case.program, data, Kind.StoreOptimizer)
     assert Rule.NOT_UPDATED in names(verify(program))
 
 

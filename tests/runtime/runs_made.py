@@ -145,6 +145,7 @@ class Setting:
     gradient_wire: str | None = None  # None: as dtype
     boundary_wire: str | None = None
     error_feedback: bool | None = None
+    optimizer_tier: str | None = None  # where optimizer states wait
     bucket_bytes: int | None = None  # of gradients that leave while backward makes them
     clip_norm: float | None = None
     loss_scale: float = 65536.0
@@ -276,6 +277,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "boundary_wire": setting.boundary_wire,
         "error_feedback": setting.error_feedback,
         "gradient_bucket": f"{setting.bucket_bytes}B" if setting.bucket_bytes else None,
+        "optimizer_tier": setting.optimizer_tier,
         "recovery": setting.recovery,
         "attention": setting.attention,
         "gradient_accumulation": setting.accumulation,
@@ -399,6 +401,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
         "error_feedback": setting.error_feedback,
+        "optimizer_tier": setting.optimizer_tier,
         "attention": setting.attention,
         "collective": setting.collective,
         "schedule": setting.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -32,17 +32,19 @@ from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.rank.metrics import loss_of
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.tiers import tiers_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder, share_of
 from ratrain.runtime.seats import Seats, parts_of_units
 from ratrain.runtime.step.allocator import memory_of
+from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.links import routes_of
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp
-from ratrain.runtime.step.states import UnitState
+from ratrain.runtime.step.states import RankStates, UnitState
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees, stored_sizes
 
 Floats = npt.NDArray[np.float32]
@@ -195,6 +197,25 @@ def train_rank(
     """One rank of `train`."""
     run_folder = RunFolder(folder / "run")
     spec, program = run_folder.read_spec(), run_folder.read_program()
+    seat, device = spec.seats.seat(rank), CPU if make_device is None else make_device(rank)
+    with tiers_of(
+        program, seat, device, folder / "tier", "run", timeout_s=60, say=lambda _: None
+    ) as tiers:
+        return _train_rank(rank, setting, folder, delays, checkpoint, saves, make_device, tiers)
+
+
+def _train_rank(
+    rank: int,
+    setting: Setting,
+    folder: Path,
+    delays: int | None,
+    checkpoint: Path | None,
+    saves: bool,
+    make_device: Callable[[int], Device] | None,
+    tiers: Mapping[str, Tier],
+) -> RankResult:
+    run_folder = RunFolder(folder / "run")
+    spec, program = run_folder.read_spec(), run_folder.read_program()
     job = load_job(spec.job_path)
     seat, device = spec.seats.seat(rank), CPU if make_device is None else make_device(rank)
     begins, share = share_of(spec, program.setup, seat.data)
@@ -234,6 +255,7 @@ def train_rank(
         validated=lambda step, validation: validated.append(
             (step, validation.loss.hex(), validation.tokens)
         ),
+        tiers=tiers,
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
     try:
@@ -248,7 +270,7 @@ def train_rank(
     return RankResult(
         losses,
         norms,
-        {unit.name: _parts(unit) for unit in run.states.units},
+        {unit.name: _parts(run.states, unit) for unit in run.states.units},
         {unit.name: _numpy(unit.view) for unit in run.states.units if unit.view is not None},
         str(run.states.dtype),
         run.ops.clipping.scale,
@@ -308,15 +330,16 @@ def _begin(job: JobSpec, division: Division, checkpoint: Path | None) -> Begin:
     )
 
 
-def _parts(unit: UnitState) -> list[tuple[int, Buffers]]:
+def _parts(states: RankStates, unit: UnitState) -> list[tuple[int, Buffers]]:
     """Where each of a rank's parts begins, and the part, without what only fills the buffer up."""
     parts: list[tuple[int, Buffers]] = []
-    for part, share in product(unit.parts, unit.shares):
-        end = min(share.stop, unit.unit.layout.size)
-        if part.begin <= share.start < min(end, part.end):
-            at = slice(share.start - part.begin, end - part.begin)
-            buffers = (part.weights, *(state.values() for state in part.states))
-            parts.append((share.start, tuple(_numpy(buffer[at]) for buffer in buffers)))
+    with states.away.present(unit.local.index):
+        for part, share in product(unit.parts, unit.shares):
+            end = min(share.stop, unit.unit.layout.size)
+            if part.begin <= share.start < min(end, part.end):
+                at = slice(share.start - part.begin, end - part.begin)
+                buffers = (part.weights, *(state.values() for state in part.states))
+                parts.append((share.start, tuple(_numpy(buffer[at]) for buffer in buffers)))
     return parts
 
 

@@ -35,6 +35,7 @@ VERBS: dict[str, str] = {
     "data": "tokenise a job's text; count files, tokens and epochs",
     "init": "write a job or a cluster file to begin with",
     "plan": "find a layout that fits and is fast",
+    "fit": "what fits a memory, what must move where, how fast it is",
     "explain": "why this plan: memory, time, runners-up, what did not fit",
     "program": "build the program of a job: text, picture or CSV",
     "schedules": "every compute order and strategy on one job, in one table",

@@ -49,7 +49,7 @@ def command(name: str | None, sequence: int, as_json: bool) -> None:
         else:
             click.echo(_list(rows))
         return
-    model = _model(name)
+    model = model_of(name)
     details = {**model_details(model, sequence), "untrainable": why_untrainable(model)}
     if as_json:
         print_json("models", details)
@@ -57,7 +57,7 @@ def command(name: str | None, sequence: int, as_json: bool) -> None:
         click.echo(_details(details))
 
 
-def _model(name: str) -> ModelSpec:
+def model_of(name: str) -> ModelSpec:
     """A preset, or what a config.json or the folder that holds one describes."""
     from ratrain.describe.huggingface import load_config
     from ratrain.describe.presets import model_preset

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from ratrain.describe.amounts import (
     NOT_STATED,
     Count,
+    FileName,
     Fraction,
     Name,
     RateBytesPerS,
@@ -32,6 +33,8 @@ class Tier:
     capacity_bytes: SizeBytes  # of the first tier: the budget of a job that names none
     bandwidth_bytes_per_s: RateBytesPerS  # of a copy, bytes read and written
     source: str = NOT_STATED  # where the figures come from
+    # of the tier "disk": the folder for files of it; left out: the run's own
+    path: FileName | None = None
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,9 @@ class ScheduleSpec:
     # gradients are sent in buckets of this size while backward makes them, and are never whole;
     # left out: whole, unless nothing else fits
     gradient_bucket_bytes: SizeBytes | None = None
+    # where master weights and optimizer states wait for their update: in host memory, or in files
+    # on disk; left out: on the device, unless nothing else fits
+    optimizer_tier: Literal["device", "host", "disk"] | None = None
 
     @property
     def gradients_travel_in(self) -> str:
@@ -252,6 +255,12 @@ class JobSpec:
     def backward_sends(self) -> bool:
         """Whether backward fills buckets that leave beside it."""
         return self.schedule.gradient_bucket_bytes is not None
+
+    @property
+    def optimizer_tier(self) -> str:
+        """The memory tier in which optimizer states wait; "": the device's own."""
+        asked = self.schedule.optimizer_tier
+        return "" if asked in (None, "device") else str(asked)
 
     @property
     def collective(self) -> str:

@@ -92,6 +92,7 @@ PROGRAM_KEYS = (
     ProgramKey("schedule", "boundary_wire", meant=lambda job: job.schedule.boundaries_travel_in),
     ProgramKey("schedule", "error_feedback"),
     ProgramKey("schedule", "gradient_bucket_bytes", decided=True),
+    ProgramKey("schedule", "optimizer_tier", decided=True),
 )
 """In the order in which a plan file has them."""
 SEARCHED = frozenset(

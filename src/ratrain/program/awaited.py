@@ -12,7 +12,7 @@ AWAITED = {
     Waiting.TENSOR: "tensor-parallel sums",
     Waiting.UPDATE: "optimizer updates",
     Waiting.DISK: "checkpoint writes",
-    Waiting.COPY: "host-memory copies",
+    Waiting.COPY: "copies between memory tiers",
 }
 
 _COMPUTED = {

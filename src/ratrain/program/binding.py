@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -151,13 +152,45 @@ class Binding:
         key = family, -1 if asked is None else int(asked)
         if key not in self._turns:
             self._turns[key] = self._slot_turns(family, takers(self), asked)
+        return self._taken(family, ops, self._turns[key][self._cells(ops)], 1)
+
+    def _taken(self, family: str, ops: Ops, turn: Ints, versions: int) -> Ref:
+        """The slots that ops take whose turns on their ranks these are, as they are first written;
+        `versions`: how often a slot is written before it is taken again."""
         slots, rank = self.states.slots[family], self.unit.rank[ops.unit]
-        turn = self._turns[key][self._cells(ops)]
         first = np.cumsum(slots) - slots
         start = self.states.by_name[family].start
         many = np.maximum(slots[rank], 1)
         state = start + first[rank] + turn % many
-        return Ref(state, np.where(turn < 0, NEVER, turn // many + 1))
+        return Ref(state, np.where(turn < 0, NEVER, turn // many * versions + 1))
+
+    def fetched_optimizer(self, ops: Ops) -> Ref:
+        """The slot that a unit's optimizer states are fetched into, as they arrive; its update
+        writes the next version."""
+        return self._taken("optimizer_slot", ops, self._fetches[ops.step, ops.unit], 2)
+
+    def optimizer(self, ops: Ops) -> Ref:
+        """A unit's optimizer states as its update finds them: in their place, or fetched."""
+        kept, away = self.lasting("optimizer", ops), self.away(ops.unit)
+        return self._either(away, lambda: self.fetched_optimizer(ops), kept)
+
+    def new_optimizer(self, ops: Ops) -> Ref:
+        """The same as the ops' step leaves them."""
+        kept, away = self.at_step_end("optimizer", ops), self.away(ops.unit)
+        return self._either(away, lambda: self.fetched_optimizer(ops).next(), kept)
+
+    def away(self, unit: Ints) -> Bools:
+        """Units whose optimizer states are in another tier than the device's."""
+        return self.unit.optimizer_tier[unit] > 0
+
+    def _either(self, chosen: Bools, first: Callable[[], Ref], second: Ref) -> Ref:
+        if not chosen.any():
+            return second
+        made = first()
+        return Ref(
+            np.where(chosen, made.state, second.state),
+            np.where(chosen, made.version, second.version),
+        )
 
     # ---- states that several kinds share ------------------------------------------------
 
@@ -249,6 +282,14 @@ class Binding:
         place = self.unit.place(ops.unit, ops.micro_batch)
         return ops.step * self.states.cells + self.states.unit_cell[ops.unit] + place
 
+    @cached_property
+    def _fetches(self) -> Ints:
+        """Steps x units: the turn of its FetchOptimizer among its rank's; -1: there is none."""
+        turns = np.full((self.setup.period, len(self.unit.rank)), -1, dtype=np.int64)
+        ops = self._ops.where(self.is_any(Kind.FetchOptimizer))
+        turns[ops.step, ops.unit] = _turn_on_rank(self.unit.rank[ops.unit])
+        return turns
+
     def _slot_turns(self, family: str, taking: Bools, asked: Kind | None) -> Ints:
         """For each (unit, micro-batch) cell of each step, its turn among its rank's ops that take
         a slot; where a cell's ops take several, that of the kind `asked`.
@@ -260,11 +301,7 @@ class Binding:
         if not self.states.slots[family].any():
             return turns
         chosen = np.flatnonzero(taking)
-        rank = self.unit.rank[self._ops.unit[chosen]]
-        by_rank = np.argsort(rank, kind="stable")
-        first = np.searchsorted(rank[by_rank], rank[by_rank])
-        turn = np.empty(len(chosen), dtype=np.int64)
-        turn[by_rank] = np.arange(len(chosen)) - first
+        turn = _turn_on_rank(self.unit.rank[self._ops.unit[chosen]])
         served = slice(None) if asked is None else self._kind[chosen] == asked
         turns[self._cells(self._ops.where(chosen[served]))] = turn[served]
         return turns
@@ -283,6 +320,15 @@ class Binding:
             writes = self._renewed_in(family)
             self._renewals[family] = np.cumsum(writes, axis=0) - writes
         return self._renewals[family]
+
+
+def _turn_on_rank(rank: Ints) -> Ints:
+    """For each of some ops, on these ranks, how many of its rank are before it."""
+    by_rank = np.argsort(rank, kind="stable")
+    first = np.searchsorted(rank[by_rank], rank[by_rank])
+    turn = np.empty(len(rank), dtype=np.int64)
+    turn[by_rank] = np.arange(len(rank)) - first
+    return turn
 
 
 def _repeated(ops: Ops, units: list[Ints]) -> Ops:

@@ -17,7 +17,8 @@ import numpy as np
 
 from ratrain.errors import ProgramError
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import HOST, Setup
+from ratrain.program.setup import Setup
+from ratrain.program.tiers import DEVICE, DISK, HOST, TIERS
 from ratrain.program.units import RECOVERY_CODE, Bools, Ints, Units
 
 SEND_SLOTS = 2
@@ -27,8 +28,9 @@ read), and one being made (or arriving). As many parts of sums, of one rank and 
 NO_STATES: Ints = np.zeros(0, dtype=np.int64)
 """The sizes of a family that a program has nothing of."""
 
-DEVICE = ""
-"""The tier of the device's own memory: its name is in the setup."""
+OPTIMIZER_SLOTS = 2
+"""Units' optimizer states on the device at once, of those that wait in another tier: one that is
+updated, and one that comes or goes."""
 
 
 class Per(StrEnum):
@@ -149,6 +151,11 @@ def _shard_view(s: Sizing) -> Ints:
 
 
 def _optimizer(s: Sizing) -> Ints:
+    return _owned_optimizer(s) * (s.units.optimizer_tier == 0)
+
+
+def _owned_optimizer(s: Sizing) -> Ints:
+    """What a rank owns of each unit's, wherever it is."""
     whole = s.of("optimizer_bytes")
     return np.where(s.units.reduced & (s.setup.sharding > 0), s.shared(whole), whole)
 
@@ -285,6 +292,27 @@ def _fetched(s: Sizing) -> list[list[int]]:
     return s.largest_on_rank(s.of("input_bytes"), s.units.offloaded, _slots_in_use(s))
 
 
+# ---- optimizer states in other tiers ----------------------------------------------------
+
+
+def optimizer_family(tier: str) -> str:
+    """The family of optimizer states that are in a tier."""
+    return f"optimizer_{tier}" if tier else "optimizer"
+
+
+def _optimizer_in(tier: str) -> Sizes:
+    def sizes(s: Sizing) -> Ints:
+        there = s.units.optimizer_tier == TIERS.index(tier)
+        return _owned_optimizer(s) * there if there.any() else NO_STATES
+
+    return sizes
+
+
+def _optimizer_slot(s: Sizing) -> list[list[int]]:
+    slots = [OPTIMIZER_SLOTS] * s.setup.ranks
+    return s.largest_on_rank(_owned_optimizer(s), s.units.optimizer_tier > 0, slots)
+
+
 declare_family("scratch", Per.RANK_SLOT, _scratch, persistent=True)
 declare_family("view", Per.UNIT, _view, persistent=True)
 declare_family("shard_view", Per.UNIT, _shard_view, persistent=True)
@@ -309,3 +337,7 @@ declare_family("staged", Per.RANK_SLOT, _staged, persistent=True)
 declare_family("arrived", Per.PART_SLOT, _arrived, persistent=True)
 declare_family("hosted", Per.CELL, _hosted, tier=HOST)
 declare_family("fetched", Per.RANK_SLOT, _fetched, persistent=True)
+for _tier in (HOST, DISK):
+    _name = optimizer_family(_tier)
+    declare_family(_name, Per.UNIT, _optimizer_in(_tier), persistent=True, tier=_tier)
+declare_family("optimizer_slot", Per.RANK_SLOT, _optimizer_slot, persistent=True)

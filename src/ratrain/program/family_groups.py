@@ -22,7 +22,11 @@ FAMILY_GROUPS = (
         "weights",
         frozenset({"view", "shard_view", "gathered", "passing_f", "passing_b"}),
     ),
-    FamilyGroup("optimizer", "optimizer", frozenset({"optimizer"})),
+    FamilyGroup(
+        "optimizer",
+        "optimizer",
+        frozenset({"optimizer", "optimizer_host", "optimizer_disk", "optimizer_slot"}),
+    ),
     FamilyGroup("gradients", "gradients", frozenset({"gradient", "shard", "transit"})),
     FamilyGroup("residual", "rounding residuals", frozenset({"residual", "residual_next"})),
     FamilyGroup("saved", "saved activations", frozenset({"saved"})),

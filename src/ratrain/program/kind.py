@@ -34,6 +34,8 @@ class Lane(IntEnum):
     DISK = 9  # checkpoints on their way out
     OFFLOAD = 10  # states on their way to another memory tier
     FETCH = 11  # states on their way back
+    LOAD = 12  # optimizer states on their way from another memory tier to their update
+    STORE = 13  # and back
 
     @property
     def word(self) -> str:
@@ -84,6 +86,7 @@ class Cost(StrEnum):
     TIE = "tie"
     AVERAGE = "average"
     COPY_INPUT = "copy input"
+    MOVE_OPTIMIZER = "move optimizer"
 
 
 class Waiting(StrEnum):
@@ -108,6 +111,8 @@ _WAIT_OF_LANE = {
     Lane.DISK: Waiting.DISK,
     Lane.OFFLOAD: Waiting.COPY,
     Lane.FETCH: Waiting.COPY,
+    Lane.LOAD: Waiting.COPY,
+    Lane.STORE: Waiting.COPY,
 }
 
 
@@ -160,6 +165,8 @@ class Kind(int):
     OffloadInput: ClassVar[Kind]
     FetchInput: ClassVar[Kind]
     AverageW: ClassVar[Kind]
+    FetchOptimizer: ClassVar[Kind]
+    StoreOptimizer: ClassVar[Kind]
 
     def __new__(cls, number: int) -> Kind:
         return _KINDS[number]

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from ratrain.errors import ProgramError
+from ratrain.program.tiers import DEVICE, TIERS
 
 
 class Recovery(StrEnum):
@@ -63,6 +64,9 @@ class Member:
     serves: tuple[int, ...] | None = None  # micro-batches, ascending; None: all; (): none
     offloads: bool = False  # units' inputs wait for backward in host memory
     joined: int = 1  # micro-batches that each of its ops computes at once; its bytes are of as many
+    optimizer_tier: str = (
+        DEVICE  # where its units' optimizer states are: a memory tier, or the device
+    )
 
     def first_of(self, micro_batch: int) -> int:
         """The first of those computed together with a micro-batch: it names their ops."""
@@ -176,6 +180,11 @@ def _check_stage(what: str, stage: Stage, micro_batches: int) -> None:
         raise ProgramError(f"{what} has a member without a rank", fix="use tensor 1 or more")
     if any(member.joined < 1 for member in stage.members):
         raise ProgramError(f"{what} computes no micro-batch at once", fix="use joined 1 or more")
+    if any(member.optimizer_tier not in TIERS for member in stage.members):
+        raise ProgramError(
+            f"{what} has its optimizer in a tier that does not exist",
+            fix=f"use optimizer_tier {' or '.join(filter(None, TIERS))}, or leave it out",
+        )
     if len({member.rank for member in stage.members}) < len(stage.members):
         raise ProgramError(f"{what} has two members on one rank", fix="join them")
     if len(stage.members) == 1 and stage.members[0].serves is None:

@@ -14,9 +14,6 @@ from functools import cached_property
 from ratrain.errors import ProgramError
 from ratrain.program.replicas import Member, Replica, Stage, check_joined, check_replica
 
-HOST = "host"
-"""The name of the memory tier below the device's, to which states are offloaded."""
-
 
 class Accumulation(StrEnum):
     """Where a step's gradients add up."""
@@ -234,6 +231,12 @@ def _check(setup: Setup) -> None:
         raise ProgramError(
             "replicas that average their weights hold all of their states",
             fix="use sharding 0",
+        )
+    if setup.averages and any(member.optimizer_tier for member in setup.members):
+        raise ProgramError(
+            "replicas that average their weights average the optimizer's states too, which must be "
+            "in the device's memory for that",
+            fix="keep the optimizer on the device, or reduce gradients in every step",
         )
     _check_error_feedback(setup)
     for number, replica in enumerate(setup.replicas):

@@ -12,7 +12,7 @@ from ratrain.plugins import Registry
 from ratrain.program.passes.averaging import average_weights
 from ratrain.program.passes.clipping import clip_global_norm
 from ratrain.program.passes.feedback import feed_errors_back
-from ratrain.program.passes.offloading import offload_inputs
+from ratrain.program.passes.offloading import offload_inputs, offload_optimizer
 from ratrain.program.passes.recovery import (
     recover_at_backward,
     recover_by_stage,
@@ -28,6 +28,7 @@ from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.skeletons import SKELETONS, build, exists, unknown_fix
+from ratrain.program.tiers import DEVICE
 
 LAYERWISE = "layerwise-state-pipeline"
 PREFETCH = "update-prefetch"
@@ -294,6 +295,7 @@ class Choices:
     save: bool = False  # the step's new states go to a checkpoint
     tie: bool = False  # embedding and head are one matrix: their gradients add up
     error_feedback: int = 0  # residuals that ranks keep of each gradient sent; 0: none
+    optimizer_tier: str = DEVICE  # where optimizer states wait for their update
 
     def modes_of(self, setup: Setup) -> tuple[tuple[Recovery, ...], ...] | None:
         """Each replica's recovery modes, one for each member of each stage; None where flags say
@@ -349,6 +351,8 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
         program = tie_embeddings(program)
     if choices.error_feedback:
         program = feed_errors_back(program, choices.error_feedback)
+    if choices.optimizer_tier:
+        program = offload_optimizer(program, choices.optimizer_tier)
     if choices.average_steps:
         program = average_weights(program, choices.average_steps)
     return program

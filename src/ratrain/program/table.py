@@ -165,6 +165,7 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
     in_range = served & (place >= 0) & (place < units.micro_batches[g])
     if setup.joins:
         in_range &= ~_inside_joined(units, kind, g, m)
+    moved = np.isin(kind, [int(Kind.FetchOptimizer), int(Kind.StoreOptimizer)])
     lane_of = np.array([word.lane for word in kinds()], dtype=np.int64)
     for wrong, what in (
         (~known, "names a stage or unit that the setup does not have"),
@@ -173,6 +174,7 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
         (per_micro_batch & ~in_range, "names a micro-batch that the setup does not have"),
         (~per_micro_batch & (m != NONE), "belongs to no micro-batch"),
         ((kind == Kind.TieSync) & (units.tied_to[g] < 0), "names a unit that is not tied"),
+        (moved & (units.optimizer_tier[g] == 0), "names a unit whose optimizer is on the device"),
         ((step < 0) | (step >= setup.period), "names a step that the program does not have"),
     ):
         if wrong.any():

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
+from ratrain.program.tiers import TIERS
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -36,6 +37,7 @@ class Units:
     tensor: Ints
     offloaded: Bools  # its input waits for backward in host memory
     joined: Ints  # micro-batches that each of its ops computes at once
+    optimizer_tier: Ints  # where its optimizer states are: an index into TIERS
     same: Ints  # units of one name have one number
     holders: Ints  # ranks that hold a unit of its name
     reduced: Bools  # its gradient is reduced over its holders
@@ -98,6 +100,7 @@ def unit_columns(setup: Setup) -> Units:
         tensor=columns[11],
         offloaded=(columns[12] & columns[10]).astype(bool) & has_input,
         joined=columns[13],
+        optimizer_tier=columns[14],
         same=same.astype(np.int64),
         holders=holders,
         reduced=(holders > 1) & (not setup.averages),
@@ -124,7 +127,8 @@ def _rows(setup: Setup) -> Iterator[tuple[int, ...]]:
                 for number, unit in enumerate(member.units):
                     recovered = unit.recoverable and member.recovery.again
                     tail = (count, code, int(recovered), member.tensor, int(member.offloads))
-                    yield (*head, number, first, last, *tail, member.joined)
+                    tier = TIERS.index(member.optimizer_tier)
+                    yield (*head, number, first, last, *tail, member.joined, tier)
                 row, part = last + 1, part + 1
             stage_number += 1
 

@@ -24,10 +24,12 @@ from ratrain.program.binding import READ, WRITE
 from ratrain.program.bounds import PeakBound, peak_bounds
 from ratrain.program.coverage import unlike
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
+from ratrain.program.families import optimizer_family
 from ratrain.program.family_groups import takes
 from ratrain.program.kind import Kind, Lane, Partners, kinds
 from ratrain.program.program import Program
 from ratrain.program.table import Table, sends_beside
+from ratrain.program.tiers import TIERS
 from ratrain.program.units import Bools, Ints
 from ratrain.program.walk import STEPS, walk
 from ratrain.readers.numbers import scaled
@@ -226,13 +228,16 @@ def _forwards(table: Table) -> Iterator[Finding]:
         yield Finding(Rule.MISSING_FORWARD, int(units.rank[g]), op, name, message)
 
 
+_RENEWED = {"view", "shard_view", *map(optimizer_family, TIERS)}
+
+
 def _renewals(table: Table) -> Iterator[Finding]:
     """Views that compute reads and optimizer shards, which each step must renew at least once."""
     if table.setup.forward_only:
         return
     states, period = table.states, table.setup.period
     for family in states.families:
-        if family.name not in ("view", "shard_view", "optimizer"):
+        if family.name not in _RENEWED or not family.count:
             continue
         due = _must_be_renewed(table, family.name)
         steps = _steps_that_write(table, family.start, family.count)
@@ -248,8 +253,9 @@ def _renewals(table: Table) -> Iterator[Finding]:
 def _must_be_renewed(table: Table, family: str) -> Bools:
     """Units of which a family's state is in use."""
     units = table.states.units
-    if family == "optimizer":
-        return np.ones(len(units.rank), bool)
+    for number, tier in enumerate(TIERS):
+        if family == optimizer_family(tier):
+            return units.optimizer_tier == number
     sharded = units.reduced & (table.setup.sharding == 3)
     return sharded if family == "shard_view" else ~sharded
 

@@ -59,7 +59,7 @@ OP_CLASSES = (
 _OF_COMPUTE = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHTS, "R": RECOVERY}
 _OF_LANE = {
     **{"reduce": REDUCE, "gather": GATHER, "tensor": TENSOR, "update": UPDATE, "disk": DISK},
-    **{"offload": COPY, "fetch": COPY},
+    **dict.fromkeys(("offload", "fetch", "load", "store"), COPY),
 }
 
 BACKGROUND = Colour("#ffffff", "#161a20")

@@ -8,7 +8,7 @@ in its own order: "0-15, 32" are sixteen and one more; member i of a stage's ten
 the i-th run of `tensor` devices. A stage that several members hold, each a device or a tensor group
 of its own kind, lists them in place of its devices. Loaded strictly: a wrong key, or two numbers
 that contradict each other, is one error with its place. Where all replicas are divided alike a plan
-is a `Candidate` (`file.layout`); where they are not (`is_uneven`), it is read by `file.reading`.
+is a `Plan` (`file.layout`); where they are not (`is_uneven`), it is read by `file.reading`.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanFile:
     """A plan file. `schedule` and `skeleton` name the strategy; the rest is what it left open."""
 
     format: Literal["ratrain plan 1"]
@@ -171,11 +171,13 @@ class Plan:
     boundary_wire: WireType | None = None
     error_feedback: bool = False
     gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # left out: whole
+    # where optimizer states wait for their update; left out: on the device
+    optimizer_tier: Literal["device", "host", "disk"] | None = None
     collective: Name | None = None
     predicted: Predicted | None = None  # for people; nothing reads it
 
 
-def load_plan(path: Path | str) -> Plan:
+def load_plan(path: Path | str) -> PlanFile:
     """The plan of a file; whatever is wrong with it is one SpecError."""
     path = Path(path)
     if path.suffix == ".toml":
@@ -184,15 +186,15 @@ def load_plan(path: Path | str) -> Plan:
             place=str(path),
             fix=f"write a plan with `ratrain plan {path} -o plan.json`",
         )
-    return load(Plan, *read_json_table(path))
+    return load(PlanFile, *read_json_table(path))
 
 
-def parse_plan(text: str, file: str) -> Plan:
+def parse_plan(text: str, file: str) -> PlanFile:
     """The plan of a text."""
-    return load(Plan, *as_table(*parse_json(text, file)))
+    return load(PlanFile, *as_table(*parse_json(text, file)))
 
 
-def is_uneven(plan: Plan) -> bool:
+def is_uneven(plan: PlanFile) -> bool:
     """Whether stages list members, or differ in tensor degree or micro-batch, or replicas in
     anything: what no layout can say, of whichever devices."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]

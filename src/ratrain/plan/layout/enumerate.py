@@ -36,6 +36,7 @@ from ratrain.plan.layout.sizes import (
     trains_tied,
     unit_of,
 )
+from ratrain.plan.layout.tiers import require_tier
 from ratrain.program.replicas import Unit
 from ratrain.program.skeletons import SKELETONS, Skeleton
 from ratrain.program.strategies import Strategy
@@ -158,6 +159,7 @@ def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator
         raise no_shards(job, level)
     require_tieable(job)
     require_bucketable(job, chosen)
+    require_tier(job)
     used = job.cluster.members() if devices is None else tuple(devices)
     if devices is None:
         _require_dividable(job)
@@ -275,10 +277,15 @@ def modes_of(
 def _orders(members: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], bool]]:
     """The devices in the cluster's order and, where kinds differ, with the kinds reversed."""
     yield members, False
+    if len({device.kind.name for device in members}) > 1:
+        yield with_kinds_reversed(members), True
+
+
+def with_kinds_reversed(members: Sequence[Device]) -> tuple[Device, ...]:
+    """Devices with those of the last kind first."""
     kinds = list(dict.fromkeys(device.kind.name for device in members))
-    if len(kinds) > 1:
-        place = {name: number for number, name in enumerate(reversed(kinds))}
-        yield tuple(sorted(members, key=lambda device: place[device.kind.name])), True
+    place = {name: number for number, name in enumerate(reversed(kinds))}
+    return tuple(sorted(members, key=lambda device: place[device.kind.name]))
 
 
 def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:

@@ -31,6 +31,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.describe.optimizers import USUAL_OPTIMIZER, Matrix
 from ratrain.describe.units import counted, format_bytes
 from ratrain.program.replicas import Stage, Unit, stage
+from ratrain.program.tiers import TIER_WORDS
 
 
 def layers_of_stages(job: JobSpec, layout: LayoutSpec) -> tuple[int, ...]:
@@ -153,7 +154,10 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     dtypes = {kind: dtype for kind, dtype in job.dtypes.items() if kind not in idle}
     every = schedule.average_every
     averages = [f"weights averaged every {counted(every, 'step')}"] if every else []
-    return [*filter(None, (dtype_words(dtypes, schedule.dtype), words)), *buckets, *averages]
+    tier = job.optimizer_tier
+    away = [f"optimizer states wait {TIER_WORDS[tier]} for their updates"] if tier else []
+    named = filter(None, (dtype_words(dtypes, schedule.dtype), words))
+    return [*named, *buckets, *away, *averages]
 
 
 def gathered_bytes_per_param(job: JobSpec, kinds: Iterable[DeviceKind]) -> int:

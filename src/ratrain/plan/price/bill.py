@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ratrain.plan.layout.enumerate import Group
 from ratrain.plan.price.held import held_by_rank, most_held
-from ratrain.program.families import SEND_SLOTS
+from ratrain.program.families import OPTIMIZER_SLOTS, SEND_SLOTS
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.skeletons import SKELETONS
@@ -158,12 +158,22 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
         "view": np.where(per_use, shared(view), whole(view)),
         "gathered": per_use * slots * _largest(group, view),
         "optimizer": np.where(column > 0, shared(optimizer), whole(optimizer)),
+        **_slots_of_optimizer(group, optimizer),
         "gradient": np.where(sharded, shared(gradient), whole(gradient)),
         "transit": sharded * transit,
     }
     if group.job.residuals and data > 1:
         states["residual"] = group.job.residuals * whole(gradient)
     return states
+
+
+def _slots_of_optimizer(group: Group, sizes: tuple[int, int, int]) -> dict[str, Ints]:
+    """Where optimizer states wait in another tier: what the device holds of them, in place of all.
+    Rows x ranks."""
+    if not group.job.optimizer_tier:
+        return {}
+    shared, whole = _largest(group, _shared(sizes, group.layout.data)), _largest(group, sizes)
+    return {"optimizer": OPTIMIZER_SLOTS * np.where(group.sharding[:, None] > 0, shared, whole)}
 
 
 def _activations(group: Group, recovery: Ints) -> dict[str, Ints]:

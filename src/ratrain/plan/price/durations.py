@@ -21,14 +21,14 @@ from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
-from ratrain.plan.layout.placement import Placement
+from ratrain.plan.layout.tiers import move_rate_bytes_per_s
 from ratrain.plan.layout.transfers import sums_of_op
 from ratrain.plan.layout.unit_place import Half, StageMessage, UnitPlace
-from ratrain.plan.price.even_places import even_places
 from ratrain.plan.price.reductions import reduction, tied_sum
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.replicas import Unit
-from ratrain.program.setup import HOST, Setup
+from ratrain.program.setup import Setup
+from ratrain.program.tiers import DISK, HOST
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Routes, Work, fixed_work
 
 NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
@@ -80,12 +80,6 @@ def declare_cost(name: str, seconds: Seconds) -> None:
     OWN_COSTS[name] = seconds
 
 
-def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
-    """The `Costs` of a setup made by `case` for this job and placement."""
-    farthest = placement.farthest_link if setup.devices > 1 else None
-    return costs_of_places(job, setup, even_places(job, placement, setup), farthest)
-
-
 def costs_of_places(
     job: JobSpec, setup: Setup, units: Sequence[UnitPlace], farthest: Link | None
 ) -> Costs:
@@ -110,6 +104,7 @@ def costs_of_places(
     saving = _saves(setup, units, ports, job.train.rule.saved_bytes)
     priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
     priced[Cost.COPY_INPUT] = _copies(units, ports)
+    priced[Cost.MOVE_OPTIMIZER] = _moves(job, setup, units, ports)
     if setup.tied:
         priced[Cost.TIE] = _ties(job, setup, units, ports)
     for name, seconds in OWN_COSTS.items():
@@ -327,4 +322,20 @@ def _copies(units: Sequence[UnitPlace], ports: _Ports) -> Work:
         host = tiers.get(HOST)
         transfers.append(Transfer(0.0, float(unit.boundary_bytes) if host else 0.0, 0.0))
         links.append(ports.host(unit.rank, host.bandwidth_bytes_per_s) if host else NO_LINK)
+    return _work_of(transfers, links, [NO_LINK] * len(units))
+
+
+def _moves(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
+    """What a rank owns of a unit's optimizer states, to the tier in which they wait or back; it
+    takes no time where none is described."""
+    described = [unit for member in setup.members for unit in member.units]
+    name = job.optimizer_tier
+    port = ports.disk if name == DISK else ports.host
+    transfers: list[Transfer] = []
+    links: list[int] = []
+    for unit, place in zip(described, units, strict=True):
+        rate = move_rate_bytes_per_s(place.device, name)
+        owned_bytes = unit.optimizer_bytes / _owners(setup, place)
+        transfers.append(Transfer(0.0, owned_bytes if rate else 0.0, 0.0))
+        links.append(port(place.rank, rate) if rate else NO_LINK)
     return _work_of(transfers, links, [NO_LINK] * len(units))

@@ -38,7 +38,7 @@ from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
 from ratrain.plan.layout.enumerate import Group, kinds_of_block
-from ratrain.plan.layout.gradient_groups import data_half
+from ratrain.plan.layout.gradient_groups import NamedHalf
 from ratrain.plan.layout.placement import ReplicaClass
 from ratrain.plan.layout.sizes import (
     boundary_bytes,
@@ -47,6 +47,7 @@ from ratrain.plan.layout.sizes import (
     sent_boundary_bytes,
     trains_tied,
 )
+from ratrain.plan.layout.tiers import move_rate_bytes_per_s
 from ratrain.plan.layout.transfers import stage_message, sums_of_op
 from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE
 from ratrain.plan.price.loops import loops
@@ -127,7 +128,9 @@ class _Pace:
         group, placement = self.group, self.group.placement
         layout = group.layout
         data = placement.data_link(rank) if self.data > 1 else None
-        half = data_half(group.job, placement, rank) if data else _nothing_sent
+        half = (
+            NamedHalf(group.job.collective, placement.data_group(rank)) if data else _nothing_sent
+        )
         tensor = placement.tensor_link(rank) if layout.tensor > 1 else None
         device = placement.kind(self.alike.kinds[rank])
         times = group.times[device.name]
@@ -139,6 +142,7 @@ class _Pace:
         weight_bytes = gathered_bytes_per_param(group.job, holders)
         reduced_bytes = reduced_bytes_per_param(device, dtype, schedule.gradient_wire)
 
+        move_rate = move_rate_bytes_per_s(device, group.job.optimizer_tier)
         split = SKELETONS[group.strategy.skeleton].split_backward
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
@@ -157,6 +161,7 @@ class _Pace:
                 summed_s = sums.alone_s(tensor.bandwidth_bytes_per_s)
                 summed_driving_s = reduction_loss(device).driven(sums).driving_s
             updated = update(time, params, 1, device)
+            moved_s = 2 * group.units[block].optimizer_bytes / move_rate if move_rate else 0.0
             return _Unit(
                 time.forward_s,
                 time.backward_s + split * time.split_s,
@@ -168,7 +173,7 @@ class _Pace:
                 reduction_loss(device).driven(reduce).driving_s,
                 gather_loss(device).driven(gather).driving_s,
                 max(reduce.volume_bytes, gather.volume_bytes) / rate,
-                updated.volume_bytes / device.memory.bandwidth_bytes_per_s,
+                max(updated.volume_bytes / device.memory.bandwidth_bytes_per_s, moved_s),
                 updated.latency_s,
             )
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.layout.candidate import MODES
 from ratrain.plan.layout.enumerate import StateMode, modes_of
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.search.beam import Beam
 from ratrain.plan.search.clock import StageClock

@@ -9,7 +9,7 @@ from math import inf
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
 from ratrain.errors import Infeasible
-from ratrain.plan.file.form import Plan
+from ratrain.plan.file.form import PlanFile
 from ratrain.plan.search.layouts import Progress, Search, Tried
 from ratrain.plan.search.misfit import planned
 from ratrain.plan.search.trial import Drafted, Timed
@@ -67,7 +67,7 @@ class EveryPlan:
         others = self.unequal.others if self.unequal is not None else ()
         return others[0] if others and others[0] is not self.best else None
 
-    def file(self, *, fastest: bool) -> Plan:
+    def file(self, *, fastest: bool) -> PlanFile:
         """The plan file of the best plan, or of the fastest, whether it trains or not."""
         return ((self.faster if fastest else None) or self.chosen).file()
 
@@ -84,7 +84,7 @@ def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = 
         return EveryPlan(job, None, unequal)
     if not searchable(job):
         return EveryPlan(job, alike, None)
-    starts = [tried.candidate for tried in alike.tried[:STARTS]]
+    starts = [tried.plan for tried in alike.tried[:STARTS]]
     unequal = unequal_search(
         job, starts, alike.best.step_s, progress, whole_s=fastest_whole_s(alike.tried), quick=quick
     )
@@ -94,7 +94,7 @@ def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = 
 def fastest_whole_s(tried: Sequence[Tried]) -> float:
     """The step of the fastest of these with backward whole, of the fastest of all where each is
     split; they come the fastest first. Infinite where there are none."""
-    whole = (t for t in tried if not SKELETONS[t.candidate.strategy.skeleton].split_backward)
+    whole = (t for t in tried if not SKELETONS[t.plan.strategy.skeleton].split_backward)
     return next((plan.step_s for plan in (*whole, *tried)), inf)
 
 

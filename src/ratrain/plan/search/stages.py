@@ -28,6 +28,7 @@ from ratrain.plan.layout.sizes import boundary_bytes, passed_bytes, sent_boundar
 from ratrain.plan.layout.transfers import group_message, regrouped_message, sums_of_op
 from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.plan.search.pools import Pool, PoolLinks, Post, Shape
+from ratrain.program.families import OPTIMIZER_SLOTS
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.strategies import Strategy
 from ratrain.simulate.costs import Floats
@@ -286,7 +287,12 @@ class Stages:
         owners = data if state.sharding else 1
         views = _total(ends, layer, lambda unit: unit.view_bytes)
         gradients = _total(ends, layer, lambda unit: unit.gradient_bytes)
-        optimizer = _total(ends, layer, lambda unit: -(-unit.optimizer_bytes // owners))
+        away = bool(self.job.optimizer_tier)  # slots of the largest, in place of all
+
+        def owned(unit: Unit) -> int:
+            return -(-unit.optimizer_bytes // owners)
+
+        optimizer = _total(ends, layer, lambda unit: 0 if away else owned(unit))
         inputs = _total(ends, layer, lambda unit: unit.input_bytes)
         kept = _total(ends, layer, lambda unit: unit.saved_bytes - _freed(unit, mode))
         buffer = self.job.schedule.recovery_buffer if mode is Recovery.FORWARD else 1
@@ -299,6 +305,7 @@ class Stages:
             lean = max((unit.saved_bytes for unit in sorts if unit.recoverable), default=0)
             again = buffer * lean if mode.again else 0
             slots = 6 * max(unit.input_bytes for unit in sorts)
+            slots += OPTIMIZER_SLOTS * away * max(map(owned, sorts))
             scratch = max(unit.scratch_bytes for unit in sorts)
             largest = max(unit.gradient_bytes for unit in sorts)
             gathered = 3 * max(unit.view_bytes for unit in sorts)

@@ -8,8 +8,8 @@ from typing import Any
 
 from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
-from ratrain.plan.case.subject import case_of_subject
 from ratrain.plan.search.added import Added
 from ratrain.plan.search.every_plan import Simulated
 from ratrain.plan.search.speedup import DEFINITION, Alone, Speedup
@@ -209,7 +209,7 @@ def _has(alone: Sequence[Alone]) -> str:
 
 
 def _plan_words(found: Simulated | None) -> str:
-    return "" if found is None else case_of_subject(found.plan).in_brief
+    return "" if found is None else Case(found.plan).in_brief
 
 
 # ---- one more host -----------------------------------------------------------------------
@@ -333,4 +333,4 @@ def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
 
 
 def _plan_json(found: Simulated | None) -> dict[str, Any] | None:
-    return None if found is None else case_of_subject(found.plan).found_json()
+    return None if found is None else Case(found.plan).found_json()

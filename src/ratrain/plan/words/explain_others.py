@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.plan.case.ready import Subject
-from ratrain.plan.case.replicas_words import plan_words
-from ratrain.plan.case.subject import case_of_subject
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.replicas_words import short_name
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.known_plans import KnownPlans
 from ratrain.plan.search.trial import Drafted, Timed
 from ratrain.plan.words.tables import plain_table, rendered, table, wrapped
@@ -18,7 +18,7 @@ ALIKE = 5e-4
 """Steps that differ by less of one are called equal."""
 
 
-def others_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[str]:
+def others_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str]:
     """How the plan stands among those that the planner found, and these."""
     yield from _unequal_text(subject, step_s, known)
     yield from _moves_text(known)
@@ -42,15 +42,15 @@ def others_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[
     yield from table(alike.tried[:SHOWN])
 
 
-def _unequal_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[str]:
+def _unequal_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str]:
     """The plans whose stages or replicas differ, beside the plan itself."""
     if known.unequal is None:
         return
-    itself = "" if subject.is_layout else case_of_subject(subject).short_name
+    itself = "" if subject.is_layout else Case(subject).short_name
     others = [
         plan
         for plan in (*known.unequal.trainable, *known.unequal.others)
-        if abs(plan.step_s / step_s - 1) > 1e-9 or plan_words(plan.plan) != itself
+        if abs(plan.step_s / step_s - 1) > 1e-9 or short_name(plan.plan) != itself
     ]
     if not others:
         words = "No plan" if subject.is_layout else "No other plan"
@@ -108,7 +108,7 @@ def _row(plan: Timed[Drafted], step_s: float) -> tuple[str, str, str, str]:
         format_time(plan.step_s),
         f"{round(100 * (plan.step_s / step_s - 1), 2) + 0.0:+.2f} %",
         format_bytes(plan.bound_bytes),
-        f"{plan_words(plan.plan)}; sharding {plan.plan.mode.sharding}{only}",
+        f"{short_name(plan.plan)}; sharding {plan.plan.mode.sharding}{only}",
     )
 
 

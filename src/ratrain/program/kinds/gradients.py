@@ -70,7 +70,7 @@ def _update_shard(b: Binding, ops: Ops) -> None:
     """UpdateShard: gradient and optimizer in; new optimizer out, and the new weights: as a whole
     view, as a shard of it (level 3), or in the gradient's place until PrefetchW gathers them. Where
     the step may be skipped: the step's residual in, over the one before."""
-    gradient, optimizer = b.reduced(ops), b.lasting("optimizer", ops)
+    gradient, optimizer = b.reduced(ops), b.optimizer(ops)
     b.reads(ops, gradient)
     b.reads(ops, optimizer)
     b.writes(ops, optimizer.next())

@@ -1,4 +1,4 @@
-"""Pass about memory tiers: what waits for backward waits in host memory."""
+"""Passes about memory tiers: inputs that wait for backward, optimizers that wait for updates."""
 
 from __future__ import annotations
 
@@ -35,6 +35,32 @@ def offload_inputs(program: Program) -> Program:
                 yield action._replace(kind=word)
 
     return program.edit("offload-inputs", Lane.OFFLOAD, Lane.FETCH, by=copies, setup=setup)
+
+
+def offload_optimizer(program: Program, tier: str) -> Program:
+    """Optimizer offload: master weights and moments wait for their update in host memory, or on
+    disk.
+
+    Adds a FetchOptimizer ahead of each update, on a lane of its own, and a StoreOptimizer behind
+    it, on another, both in the order of updates. The device then holds the states of two units
+    instead of all, and a step moves each in and out once, however many micro-batches there are.
+    Safe because an update reads what was fetched, a fetch reads what the step before stored, and a
+    slot is taken over only after its store (and its Save). Fetches of the next step may begin while
+    this one's last updates run. In fp32 the weights are their own master, and stay. ZeRO-Offload
+    (Ren et al. 2021, arXiv 2101.06840), ZeRO-Infinity (Rajbhandari et al. 2021, arXiv 2104.07857).
+    """
+
+    def away(member: Member, _is_last: bool) -> Member:
+        return replace(member, optimizer_tier=tier)
+
+    def moves(rank: int, lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
+        kind = Kind.FetchOptimizer if lane is Lane.LOAD else Kind.StoreOptimizer
+        for action in program.lane(rank, Lane.UPDATE):
+            if action.kind is Kind.UpdateShard:
+                yield action._replace(kind=kind)
+
+    setup = program.setup.with_members(away)
+    return program.edit(f"offload-optimizer-{tier}", Lane.LOAD, Lane.STORE, by=moves, setup=setup)
 
 
 def _units_with_input_away(program: Program, rank: int) -> set[tuple[int, int]]:

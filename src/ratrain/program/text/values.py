@@ -58,6 +58,7 @@ MEMBER_FIELDS: dict[str, Callable[[str], object]] = {
     "serves": numbers_of,
     "offloads": flag_of,
     "joined": count_of,
+    "optimizer_tier": name_of,
 }
 """What a stage line may say of a member besides rank, recovery and output_bytes."""
 HEADER_FIELDS: dict[str, Callable[[str], object]] = {

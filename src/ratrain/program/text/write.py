@@ -151,6 +151,8 @@ def _where_it_differs(member: Member, tensor: int) -> Iterator[str]:
         yield f"serves {_list(member.serves)}"
     if member.offloads:
         yield "offloads yes"
+    if member.optimizer_tier:
+        yield f"optimizer_tier {member.optimizer_tier}"
     if member.joined > 1:
         yield f"joined {member.joined}"
 

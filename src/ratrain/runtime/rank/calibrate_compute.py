@@ -59,6 +59,7 @@ def unit_times(
 
     def of_unit(index: int, unit: UnitState) -> UnitTimes:
         making_s = rehearsal.making_s[index]
+        moved_s = states.away.times_s(index)
         made_s = fmean(making_s) / max(1, unit.local.micro_batches) if making_s else 0.0
         return UnitTimes(
             forward_s=mean(Kind.F, index),
@@ -66,10 +67,12 @@ def unit_times(
             backward_s=mean(Kind.B, index) + made_s,
             input_gradient_s=mean(Kind.I, index),
             weight_gradient_s=mean(Kind.W, index) + made_s,
-            update_s=_update_s(unit, train, device),
+            update_s=_update_s(unit, states, train, device),
             narrowing_s=_narrowing_s(unit, states, device),
             elements=unit.padded,
             scratch_bytes=rehearsal.scratch_bytes[index],
+            fetch_s=moved_s[0],
+            store_s=moved_s[1],
             passes=tuple(_both_ways(passed, index) for passed in passes[:MOST_PASSES]),
         )
 
@@ -126,7 +129,13 @@ def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
     return fmean(took_s[1:]) * unit.padded / count
 
 
-def _update_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
+def _update_s(unit: UnitState, states: RankStates, train: TrainSpec, device: Device) -> float:
+    """A unit's update, wherever its optimizer states are."""
+    with states.away.present(unit.local.index):
+        return _update_here_s(unit, train, device)
+
+
+def _update_here_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
     """The optimizer on copies of a piece of the largest part, linearly extrapolated to all; one
     that takes whole matrices, on copies of the largest one."""
     part = max(unit.parts, key=lambda part: part.end - part.begin)

@@ -22,6 +22,8 @@ class UnitTimes:
     elements: int  # of the flat buffer
     scratch_bytes: int
     passes: tuple[tuple[float, float], ...] = ()  # forward and back, of each pass that was timed
+    fetch_s: float = 0.0  # of its optimizer states from the tier in which they wait
+    store_s: float = 0.0  # and back
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.seating import seated
 from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
+from ratrain.runtime.rank.tiers import disk_folder, run_name, tiers_of
 from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare, Validated
@@ -55,6 +56,7 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
 from ratrain.runtime.seats import Seat, parts_of_units
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.allocator import memory_of
+from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.states import DTYPES
@@ -152,7 +154,19 @@ def _run(folder: RunFolder, lock: FolderLock, log: RankLog, requests: StopReques
                 metrics.write(row)
             log.show(row)
 
-        return _train(context, device, rendezvous, network, on_round, keep_row, requests)
+        kind = context.job.cluster.members()[context.spec.device_numbers[rank]].kind
+        tiers = closing.enter_context(
+            tiers_of(
+                context.program,
+                context.seat,
+                device,
+                disk_folder(kind, folder.path),
+                run_name(folder.path),
+                timeout_s=context.job.train.timeout_s,
+                say=log.say,
+            )
+        )
+        return _train(context, device, rendezvous, network, on_round, keep_row, requests, tiers)
 
 
 def _note(context: RankContext, lines: list[str]) -> None:
@@ -205,6 +219,7 @@ def _train(
     on_round: Callable[[int, Round], None],
     on_validated: Callable[[Row], None],
     requests: StopRequests,
+    tiers: Mapping[str, Tier],
 ) -> bool:
     """All of a rank's run once its network is connected; whether it did the last step. `on_round`
     gets every control round, `on_validated` what validation adds to the metrics."""
@@ -235,6 +250,7 @@ def _train(
             allocator=allocator,
             held_out=_held_out(context, device),
             validated=validated,
+            tiers=tiers,
         )
 
     together = Together(rank, context.membership, rendezvous.everybody)

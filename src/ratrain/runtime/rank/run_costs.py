@@ -67,6 +67,8 @@ def costs_of_run(
     work = {kind: priced.get(kind.cost, priced[Cost.NOTHING]) for kind in kinds()}
     # What a recovered unit hands on is not read: nothing is summed.
     work[Kind.AllReduce_R] = priced[Cost.NOTHING]
+    work[Kind.FetchOptimizer] = measured.moves(lambda t: t.fetch_s)
+    work[Kind.StoreOptimizer] = measured.moves(lambda t: t.store_s)
     work[Kind.R] = fixed_work(measured.column(lambda t: t.recovery_s) + measured.between_s)
     return Costs(work, measured.rates)
 
@@ -205,7 +207,7 @@ class _Measured:
     @cached_property
     def rates(self) -> Floats:
         """Each port's: the fastest that its rank reached in anything."""
-        port_rates = np.ones(2 * self.setup.ranks)
+        port_rates = np.ones(3 * self.setup.ranks)  # out, into; then each rank's way to its tier
         for rank, calibrations in enumerate(self._of_rank):
             links = [
                 link
@@ -218,6 +220,12 @@ class _Measured:
             rates = [link.rate_bytes_per_s for link in links]
             port_rates[2 * rank : 2 * rank + 2] = max(rates, default=_NO_LINK.rate_bytes_per_s)
         return port_rates
+
+    def moves(self, read: Callable[[UnitTimes], float]) -> Work:
+        """Optimizer states on their way to their tier or back: what was measured alone takes longer
+        where both are under way."""
+        way = 2 * self.setup.ranks + self.units.rank
+        return replace(fixed_work(self.zero), volume_bytes=self.column(read), link=way)
 
     def members(self) -> list[Member]:
         """The member that holds each unit."""

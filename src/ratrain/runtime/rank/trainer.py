@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,11 +18,13 @@ from ratrain.models.units import Unit, unit_of
 from ratrain.program.kind import Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
+from ratrain.program.tiers import DISK
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.ahead import Ran
+from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.captured import CapturedOps, can_be_recorded
 from ratrain.runtime.step.clipping import Clipping
@@ -90,7 +92,8 @@ def _numbers(spec: RunSpec) -> list[Numbers]:
 
 class RankRun:
     """A rank that is ready to run. `on_round` is called with every control round, `validated` with
-    the loss on held-out sequences and the number of steps before it."""
+    the loss on held-out sequences and the number of steps before it. `tiers`: of its memory, beside
+    the device's own."""
 
     def __init__(
         self,
@@ -108,6 +111,7 @@ class RankRun:
         allocator: Memory,
         held_out: HeldOutShare | None = None,
         validated: Callable[[int, Validated], None] = lambda *_: None,
+        tiers: Mapping[str, Tier],
     ) -> None:
         self._job, self._spec, self._seat = job, spec, seat
         self._stop_asked = stop_asked
@@ -135,6 +139,7 @@ class RankRun:
             device,
             job.train.rule,
             lambda unit: Collectives(*spec.collectives_of(unit)),
+            tiers,
         )
         timeout_s = job.train.timeout_s
         scaled = spec.scales_losses
@@ -234,11 +239,9 @@ class RankRun:
         self._allocator.reset_peak()
         if self._budget_bytes is not None:
             # Host memory is this process' own too: what waits there is allocated like the rest.
-            tier_budgets = [
-                budget for tier in self.ledgers.others if (budget := self._budget(tier))
-            ]
-            if len(tier_budgets) == len(self.ledgers.others):
-                self._allocator.limit(self._budget_bytes + sum(tier_budgets))
+            tier_budgets = [self._budget(tier) for tier in self.ledgers.others if tier != DISK]
+            if None not in tier_budgets:
+                self._allocator.limit(self._budget_bytes + sum(filter(None, tier_budgets)))
         self.lanes.record_last(self._recorded_steps())
         try:
             while first < self._spec.end_step:

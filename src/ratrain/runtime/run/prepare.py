@@ -18,11 +18,10 @@ from ratrain.plan import (
     Case,
     Progress,
     case_of_job,
-    case_of_subject,
     load_job,
     load_plan,
     peaks_in_words,
-    subject_of,
+    plan_of_file,
 )
 from ratrain.program.bounds import PeakBound
 from ratrain.program.family_groups import takes
@@ -229,12 +228,12 @@ def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case:
         return case_of_job(job, progress)
     _require_left_to_plan(request)
     plan, file = load_plan(request.plan_path), str(request.plan_path)
-    planned = subject_of(plan, file)
+    planned = plan_of_file(plan, file)
     # With the job's path: its data is beside the job, wherever the plan is.
     trained = replace(
         planned.job, path=job.path, train=job.train, data=job.data, checkpoint=job.checkpoint
     )
-    case = case_of_subject(replace(planned, job=trained))
+    case = Case(replace(planned, job=trained))
     _require_same_job(planned.job, job, str(request.plan_path))
     return case
 

@@ -20,6 +20,7 @@ from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Unit
 from ratrain.program.table import Table
+from ratrain.program.tiers import TIERS
 from ratrain.program.units import Ints
 from ratrain.runtime.step.waits import needed
 
@@ -84,6 +85,7 @@ class LocalUnit:
     previous_is_local: bool
     offloaded: bool
     gathered: bool  # its view exists only while it is used (level 3)
+    optimizer_tier: str  # where its optimizer states wait for their update
     micro_batches: int
 
 
@@ -272,6 +274,7 @@ def _local_unit(program: Program, rank: int, index: int, g: int) -> LocalUnit:
         previous_is_local=bool(units.previous_is_local[g]),
         offloaded=bool(units.offloaded[g]),
         gathered=bool(units.reduced[g]) and program.setup.sharding == 3,
+        optimizer_tier=TIERS[int(units.optimizer_tier[g])],
         micro_batches=int(units.micro_batches[g]),
     )
 

@@ -207,6 +207,12 @@ class StateOps:
         assert unit.gradient is not None
         return unit.gradient[piece]
 
+    def fetch_optimizer(self, op: LocalOp, step: int) -> None:
+        self._states.away.fetch(op.unit, op.writes["optimizer_slot"])
+
+    def store_optimizer(self, op: LocalOp, step: int) -> None:
+        self._states.away.store(op.unit, op.reads["optimizer_slot"])
+
     def prefetch_view(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         assert unit.view is not None

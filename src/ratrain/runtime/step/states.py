@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from ratrain.runtime.seats import (
     holders_of,
     parts_of_units,
 )
+from ratrain.runtime.step.away import AwayStates, AwayUnit, Tier
 from ratrain.runtime.step.buckets import Buckets, made_buckets
 from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.held import HeldStates
@@ -61,6 +62,7 @@ class Collectives(NamedTuple):
 
 
 DIRECTLY = Collectives(DIRECT, DIRECT)
+_NO_TIERS: Mapping[str, Tier] = {}
 
 
 @dataclass
@@ -78,7 +80,7 @@ class UnitState:
     shares: tuple[slice, ...]  # what this rank owns in a reduction
     parts: tuple[OwnedPart, ...]  # what it updates: its shares, or where nothing is sharded all
     replicated: tuple[Tensor, ...]  # weights of the whole unit, of which this rank owns its shares
-    has_all: bool  # the states of the whole unit too
+    has_all: bool  # the states of the whole unit too, in its own memory
     slots: Slots | None = None  # where the unit is shared at different tensor degrees
     view: Tensor | None = None  # levels 0 to 2
     shard_view: Tensor | None = None  # level 3: of the shares, one after another
@@ -238,6 +240,7 @@ class RankStates:
     gathered: list[Tensor]
     buckets: Buckets | None  # for gradients that leave while backward makes them
     held: HeldStates
+    away: AwayStates  # optimizer states that wait in another tier
     _kept: dict[int, Tensor] | None = None  # gradients that stay in place
 
     def complete(self, network: Network) -> None:
@@ -253,7 +256,7 @@ class RankStates:
     def named(self) -> Iterator[tuple[object, str]]:
         """What is there all the time, and what it is; weights that are a view are called one."""
         for unit in self.units:
-            for part in unit.parts:
+            for part in () if unit.local.index in self.away else unit.parts:
                 yield part.weights, f"master weights of unit {unit.name}"
                 for number, state in enumerate(part.states):
                     if isinstance(state, Plain):  # others have no one tensor
@@ -298,16 +301,19 @@ def rank_states(
     device: Device,
     optimizer: Optimizer,
     collectives: Callable[[str], Collectives] = lambda _: DIRECTLY,
+    tiers: Mapping[str, Tier] = _NO_TIERS,
 ) -> RankStates:
     """The states of a rank. What it owns of weights and states is read from `source`, range by
     range; the rest is for `RankStates.complete`. `collectives`: of each unit. `numbers`: of each
-    world rank."""
+    world rank. `tiers`: where optimizer states wait, by name."""
     setup, (dtype, gradient_dtype) = schedule.program.setup, numbers[seat.world_rank]
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
     held = HeldStates(device)
-    units = [
-        _unit_state(
+    away = AwayStates(device)
+    units: list[UnitState] = []
+    for local in schedule.units:
+        unit = _unit_state(
             held,
             local,
             setup,
@@ -320,10 +326,12 @@ def rank_states(
             optimizer,
             [each.dtype for each in numbers],
         )
-        for local in schedule.units
-    ]
-    for unit in units:
         unit.by = collectives(unit.name)
+        units.append(unit)
+        if local.optimizer_tier:
+            views = (view for view in (unit.view, unit.shard_view) if view is not None)
+            tier = tiers[local.optimizer_tier]
+            away.add(local.index, AwayUnit(unit.name, tier, unit.parts, views))
     largest = max(unit.padded for unit in units)
 
     def slots(count: int, dtype: torch.dtype) -> list[Tensor]:
@@ -347,7 +355,7 @@ def rank_states(
             in_pieces=any(each.gradient_dtype != each.dtype for each in numbers),
         )
     states = RankStates(
-        units, dtype, gradient_dtype, wire, device.place, transit, gathered, buckets, held
+        units, dtype, gradient_dtype, wire, device.place, transit, gathered, buckets, held, away
     )
     for tensor, words in states.named():
         device.name(tensor, words)
@@ -394,11 +402,14 @@ def _unit_state(
         padded = max(make_unit(replica_unit).layout.padded(len(holders)) for replica_unit in alike)
         shares = (slice(*owned_range(padded, len(holders), place)),)
     whole, is_sharded = slice(0, padded), bool(setup.sharding) and len(holders) > 1
+    is_away = bool(local.optimizer_tier)
+    # What waits in another tier is complete from the start: others' shares are read too.
+    read = (whole,) if is_away and not is_sharded else shares
 
     def owned(kind: str, held: slice) -> Tensor:
         """A range of a buffer, of which what this rank owns is read."""
         values = torch.zeros(held.stop - held.start, dtype=torch.float32, device=device)
-        for share in shares:
+        for share in read:
             known = min(share.stop, layout.size)
             if held.start <= share.start < min(known, held.stop):
                 at = slice(share.start - held.start, known - held.start)
@@ -434,7 +445,7 @@ def _unit_state(
         parts = [part(run, master(run, at)) for run, at in zip(shares, begins, strict=True)]
     else:
         weights = master(whole)
-        if dtypes or view is None or view.data_ptr() != weights.data_ptr():
+        if not is_away and (dtypes or view is None or view.data_ptr() != weights.data_ptr()):
             replicated.append(weights)
         runs = (whole,) if slots is None else slots.runs
         parts = [part(run, weights[run]) for run in runs]
@@ -459,7 +470,7 @@ def _unit_state(
         shares,
         tuple(parts),
         tuple(replicated) if len(holders) > 1 else (),
-        len(holders) > 1 and not is_sharded,
+        len(holders) > 1 and not is_sharded and not is_away,
         slots,
         view,
         shard_view,

@@ -1,0 +1,70 @@
+"""The memory tiers of one rank that its program uses, beside its device's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from zlib import crc32
+
+from ratrain.describe.device import DeviceKind
+from ratrain.devices import Device
+from ratrain.program.families import optimizer_family
+from ratrain.program.program import Program
+from ratrain.program.tiers import DISK, HOST
+from ratrain.runtime.seats import Seat
+from ratrain.runtime.step.away import DiskTier, HostTier, Tier
+from ratrain.storage import StoreLimits, TierStore
+
+SLOWEST_BYTES_PER_S = 10e6
+"""A disk slower than this is said to hang."""
+
+
+@contextmanager
+def tiers_of(
+    program: Program,
+    seat: Seat,
+    device: Device,
+    folder: Path,
+    run: str,
+    *,
+    timeout_s: float,
+    say: Callable[[str], None],
+) -> Iterator[Mapping[str, Tier]]:
+    """Them by name; at the end nothing is left in them. `folder`: of the tier on disk."""
+    tiers: dict[str, Tier] = {}
+    used = {member.optimizer_tier for _, member in program.held_by(seat.program_rank)}
+    try:
+        if HOST in used:
+            tiers[HOST] = HostTier(device)
+        if DISK in used:
+            sizes = _sizes_on_disk(program, seat.program_rank)
+            limits = StoreLimits(timeout_s=timeout_s + max(sizes) / SLOWEST_BYTES_PER_S)
+            store = TierStore(folder, run, seat.world_rank, limits=limits)
+            tiers[DISK] = DiskTier(store, device)
+            if store.note:
+                say(store.note)
+            store.require(sum(sizes), len(sizes))
+        yield tiers
+    finally:
+        for tier in tiers.values():
+            tier.close()
+
+
+def _sizes_on_disk(program: Program, rank: int) -> list[int]:
+    """Bytes of each unit's states there."""
+    states = program.table.states
+    family = states.by_name[optimizer_family(DISK)]
+    rows = slice(family.start, family.start + family.count)
+    return states.size_bytes[rows][states.rank[rows] == rank].tolist()
+
+
+def disk_folder(kind: DeviceKind, run: Path) -> Path:
+    """Where files of the tier on disk are made."""
+    described = next((tier for tier in kind.tiers if tier.name == DISK), None)
+    return Path(described.path) if described and described.path else run / "tier"
+
+
+def run_name(run: Path) -> str:
+    """A run among others that use the same disk."""
+    return f"{run.name}-{crc32(str(run.resolve()).encode()):08x}"
