@@ -38,6 +38,8 @@ class Units:
     joined: Ints  # micro-batches that each of its ops computes at once
     same: Ints  # units of one name have one number
     holders: Ints  # ranks that hold a unit of its name
+    trained: Bools  # it has a gradient, and is updated
+    shared: Bools  # its holders have the same weights after every step
     reduced: Bools  # its gradient is reduced over its holders
     has_input: Bools  # all but the model's first unit
     has_output: Bools  # all but the model's last unit
@@ -91,6 +93,8 @@ def unit_columns(setup: Setup) -> Units:
     names = [unit.name for member in setup.members for unit in member.units]
     _, same = np.unique(np.array(names), return_inverse=True)
     holders = np.array([setup.holders[name] for name in names], dtype=np.int64)
+    trained = np.array([not u.frozen for member in setup.members for u in member.units])
+    shared = (holders > 1) & (not setup.averages)
     input_parts, output_parts = _parts(stage, columns[13], has_input, has_output)
     return Units(
         *columns[:10],
@@ -100,7 +104,9 @@ def unit_columns(setup: Setup) -> Units:
         joined=columns[13],
         same=same.astype(np.int64),
         holders=holders,
-        reduced=(holders > 1) & (not setup.averages),
+        trained=trained,
+        shared=shared,
+        reduced=shared & trained,
         has_input=has_input,
         has_output=has_output,
         next_unit=following,

@@ -249,9 +249,9 @@ def _must_be_renewed(table: Table, family: str) -> Bools:
     """Units of which a family's state is in use."""
     units = table.states.units
     if family == "optimizer":
-        return np.ones(len(units.rank), bool)
-    sharded = units.reduced & (table.setup.sharding == 3)
-    return sharded if family == "shard_view" else ~sharded
+        return units.trained
+    sharded = units.shared & (table.setup.sharding == 3)
+    return units.trained & (sharded if family == "shard_view" else ~sharded)
 
 
 def _steps_that_write(table: Table, start: int, count: int) -> Ints:

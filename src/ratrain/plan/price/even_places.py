@@ -15,6 +15,7 @@ from ratrain.plan.layout.sizes import (
     gathered_bytes_per_param,
     held_params,
     sent_boundary_bytes,
+    trained_params,
 )
 from ratrain.plan.layout.transfers import stage_message
 from ratrain.plan.layout.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
@@ -71,7 +72,7 @@ def _places_of_class(
 
     sent = sent_boundary_bytes(job)
     places: list[UnitPlace] = []
-    known: dict[tuple[int, str, bool], BlockTimes] = {}
+    known: dict[tuple[int, object, bool], BlockTimes] = {}
     view_bytes = [
         gathered_bytes_per_param(job, {placement.kind(name) for name in names})
         for names in zip(*(each.kinds for each in placement.classes), strict=True)
@@ -86,8 +87,11 @@ def _places_of_class(
         selective = mode is Recovery.SELECTIVE
         reduced = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
         for block in parts:
-            params = held_params(job, block, layout.pipeline) / layout.tensor
-            key = (pipeline, block.kind, selective)
+            params = trained_params(job, block, layout.pipeline) / layout.tensor
+            gathered = params
+            if setup.sharding == 3:  # views, of all parameters
+                gathered = held_params(job, block, layout.pipeline) / layout.tensor
+            key = (pipeline, block.sort, selective)
             if key not in known:
                 known[key] = placed_times(
                     job, placement, block, kind, pipeline, selective=selective
@@ -100,7 +104,7 @@ def _places_of_class(
                     layout=layout,
                     times=known[key],
                     params=params,
-                    view_bytes=view_bytes[pipeline] * params,
+                    view_bytes=view_bytes[pipeline] * gathered,
                     reduced_bytes=reduced * params,
                     boundary_bytes=boundary,
                     previous=previous,

@@ -31,6 +31,7 @@ from ratrain.plan.layout.sizes import (
     gathered_bytes_per_param,
     held_params,
     sent_boundary_bytes,
+    trained_params,
 )
 from ratrain.plan.layout.transfers import group_message, regrouped_message
 from ratrain.plan.layout.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
@@ -173,7 +174,7 @@ class _Places:
         member = self._setup.replicas[number].stages[stage].member_at(rank)
         assert member is not None
         times = {
-            block.kind: times_in_layout(
+            block.sort: times_in_layout(
                 job,
                 layout,
                 block,
@@ -185,27 +186,28 @@ class _Places:
         }
         reduced = reduced_bytes_per_param(device, job.schedule.dtype, job.schedule.gradient_wire)
         params = {
-            block.kind: held_params(job, block, self._deepest) / layout.tensor
+            block.sort: trained_params(job, block, self._deepest) / layout.tensor
             for block in blocks[stage]
         }
+        counted = held_params if self._setup.sharding == 3 else trained_params
         return [
             UnitPlace(
                 rank=self._setup.first_rank[number] + rank,
                 kind=block.kind,
                 device=device,
                 layout=layout,
-                times=times[block.kind],
-                params=params[block.kind],
+                times=times[block.sort],
+                params=params[block.sort],
                 view_bytes=self.weight_bytes(self._holders[block.kind, block.index])
-                * params[block.kind],
-                reduced_bytes=reduced * params[block.kind],
+                * (counted(job, block, self._deepest) / layout.tensor),
+                reduced_bytes=reduced * params[block.sort],
                 boundary_bytes=boundary_bytes(job),
                 previous=self.messages_to(number, rank, stage - 1),
                 following=self.messages_to(number, rank, stage + 1),
                 sums_link=self.sums_link(number, rank),
                 group=self.group_of(
                     self._holders[block.kind, block.index],
-                    held_params(job, block, self._deepest),
+                    counted(job, block, self._deepest),
                     layout.tensor,
                 ),
                 other_end=self._other_end(number, rank),

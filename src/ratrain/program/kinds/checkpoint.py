@@ -10,7 +10,8 @@ from ratrain.program.rules import declare
 
 def _save(b: Binding, ops: Ops) -> None:
     """Save: the new optimizer and the new weights in, and the new residual
-    where errors are fed back. The next step's writes wait for it."""
+    where errors are fed back. The next step's writes wait for it. Of a frozen unit: nothing."""
+    ops = ops.where(b.unit.trained[ops.unit])
     b.reads(ops, b.at_step_end("optimizer", ops))
     b.reads(ops, b.new_view(ops))
     if b.setup.error_feedback:

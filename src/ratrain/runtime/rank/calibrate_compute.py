@@ -63,6 +63,7 @@ def unit_times(
             update_s=_update_s(unit, train, device),
             narrowing_s=_narrowing_s(unit, states, device),
             elements=unit.padded,
+            gathered_elements=unit.gathered_elements,
             scratch_bytes=rehearsal.scratch_bytes[index],
             passes=tuple(_both_ways(passed, index) for passed in passes[:MOST_PASSES]),
         )
@@ -101,7 +102,7 @@ def _of_first_rank(value: float, group: TensorGroup | None) -> float:
 def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
     """Rounding a piece of a gradient for the network, with its residual where errors are fed back;
     linearly extrapolated to the whole."""
-    if states.gradient_dtype == states.wire.gradients:
+    if states.gradient_dtype == states.wire.gradients or not unit.trained:
         return 0.0
     count = min(_UPDATED[device.place.type], unit.padded)
     wire, residual = states.wire.gradients, None
@@ -123,6 +124,8 @@ def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
 def _update_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
     """The optimizer on copies of a piece of the largest part, linearly extrapolated to all; one
     that takes whole matrices, on copies of the largest one."""
+    if not unit.trained:
+        return 0.0
     part = max(unit.parts, key=lambda part: part.end - part.begin)
     run = slice(0, min(_UPDATED[device.place.type], part.end - part.begin))
     matrices = [max(part.parameters, key=lambda each: each.elements)] if train.rule.whole else []
