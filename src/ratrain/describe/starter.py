@@ -199,6 +199,7 @@ def _data(s: Starter) -> _Table:
             _Line("files", list(s.files), "names or patterns", True),
             _Line("tokenizer", s.tokenizer, '"bytes", or a tokenizer.json', True),
             _Line("text_key", "text", "key or column of JSON lines, Parquet and Arrow"),
+            _Line("messages_key", "messages", "of conversations: loss on answers alone"),
             _Line("shuffle", True, ""),
             _Line("validation", held_out, "held-out files", bool(s.validation)),
         ),

@@ -102,6 +102,9 @@ class DataSpec:
     files: tuple[FileName, ...]  # names or patterns, relative to the job file
     tokenizer: FileName = "bytes"  # or a tokenizer.json of Hugging Face
     text_key: str = "text"  # of JSON lines and Parquet
+    # of conversations, lists of messages: the tokenizer's chat template writes them as text, of
+    # which the assistant's answers alone count; usually "messages"
+    messages_key: Name | None = None
     shuffle: bool = True  # the order follows from `seed`
     validation: tuple[FileName, ...] = ()  # held-out files: named, read and tokenised like `files`
 
