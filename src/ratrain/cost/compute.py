@@ -143,17 +143,19 @@ def case_of_block(
 def _as_measured(
     block: Block, known: Measured, device: DeviceKind, micro_batch: int, sequence: int
 ) -> BlockTimes:
-    """Measured times; the backward is cut into its halves as its FLOPs are."""
+    """Measured times, with every weight trained; the backward is cut into its halves as its FLOPs
+    are, and of the weights' half counted what is trained."""
     tokens = micro_batch * sequence
-    whole = block.backward_flops(tokens, sequence).total
-    weights = block.weight_gradient_flops(tokens, sequence).total
-    weight_s = known.backward_s * (weights / whole if whole else 0.0)
+    inputs = block.input_gradient_flops(tokens, sequence).total
+    weights = block.forward_flops(tokens, sequence).gemm
+    weight_s = known.backward_s * (weights / (inputs + weights) if weights else 0.0)
+    update_s = known.entry.update_s
     return BlockTimes(
         known.forward_s,
         known.backward_s - weight_s,
-        weight_s,
+        weight_s * block.trained_share(of_matrices=True),
         sums_inside=known.entry.sums == "included",
-        update_s=known.entry.update_s,
+        update_s=None if update_s is None else update_s * block.trained_share(),
         split_s=SPLIT_SHARE * known.backward_s + device.launch_s,
     )
 

@@ -21,6 +21,7 @@ from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Seq
 from ratrain.describe.job import WireType
 from ratrain.describe.optimizers import USUAL_OPTIMIZER
 from ratrain.describe.strict import FrozenMap, Rule, load
+from ratrain.describe.tuning import LoraSpec
 from ratrain.errors import SpecError
 from ratrain.readers.json import as_table, parse_json, read_json_table
 
@@ -162,6 +163,9 @@ class PlanFile:
     clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
     overflow: Literal["step", "unit"] = "step"
     optimizer: Name = USUAL_OPTIMIZER
+    freeze: tuple[Name, ...] = ()
+    train_only: tuple[Name, ...] = ()
+    lora: LoraSpec | None = None
     recover_heads: bool | None = None
     sequence_parallel: bool = False
     attention: Literal["flash", "stored"] = "flash"
