@@ -7,8 +7,7 @@ Replicas that behave alike share an entry with a `count`. `devices` counts a clu
 in its own order: "0-15, 32" are sixteen and one more; member i of a stage's tensor groups holds
 the i-th run of `tensor` devices. A stage that several members hold, each a device or a tensor group
 of its own kind, lists them in place of its devices. Loaded strictly: a wrong key, or two numbers
-that contradict each other, is one error with its place. Where all replicas are divided alike a plan
-is a `Plan` (`file.layout`); where they are not (`is_uneven`), it is read by `file.reading`.
+that contradict each other, is one error with its place. `file.reading` makes a plan of it.
 """
 
 from __future__ import annotations
