@@ -1,0 +1,197 @@
+"""Attention backward as a tile program, in two passes and seven products: no sum goes across cores.
+
+The first has keys on the lanes and makes dK and dV; the second has queries there and makes dQ.
+Scores are computed again in both. One pass of five products would need sums of dQ over DDR, or all
+of a head's in GSM; with fewer heads than cores it is slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ratrain.kernels.attention import (
+    EXP_SLOTS,
+    Attended,
+    add_products,
+    in_gsm,
+    pieces,
+    products,
+    turned,
+)
+from ratrain.kernels.build import Core, Kernel, Matrix
+from ratrain.kernels.machine import AM
+from ratrain.kernels.tiles import Array, Tile
+
+
+def backward(
+    k: Kernel,
+    heads: int,
+    length: int,
+    width: int,
+    causal: int,
+    block: int = 192,
+    chunk: int = 64,
+    piece: int = 32,
+) -> None:
+    """dQ, dK and dV, from Q, K, V, O, dO and the logarithms of the rows' sums."""
+    about = Attended(heads, length, width, bool(causal))
+    rows = heads * length
+    q, key, value, out, given = (
+        k.input(name, rows, width, "f2") for name in ("q", "k", "v", "o", "do")
+    )
+    sums = k.input("lse", rows, 1, "f4")
+    dot = k.output("dot", rows, 1, "f4")
+    dq, dk, dv = (k.output(name, rows, width, "f2") for name in ("dq", "dk", "dv"))
+    _dots(k, about, out, given, dot, chunk)
+    _keys_pass(k, about, (q, given), (key, value), (sums, dot), (dk, dv), block, chunk, piece)
+    _queries_pass(k, about, (q, given), (key, value), (sums, dot), dq, block, chunk, piece)
+
+
+Pair = tuple[Matrix, Matrix]
+
+
+def _dots(
+    k: Kernel, about: Attended, out: Matrix, given: Matrix, dot: Matrix, chunk: int
+) -> None:
+    """D = the sum of dO O of each row. The parts are those that the passes read again."""
+    for head in range(about.heads):
+        for core, part in k.deal(about.length, chunk):
+            here = about.rows(head, part)
+            tiles = [core.load(t[here, :], AM, n) for t, n in ((out, "o"), (given, "do"))]
+            column = core.tile(tiles[0].shape[0], 1, "f4", "dots", 2)
+            core.reduce(column, lambda o, g: (o * g).sum(1, keepdims=True), *tiles, slots=2)
+            core.store(column, dot[here, :])
+
+
+def _keys_pass(
+    k: Kernel,
+    about: Attended,
+    queries: Pair,
+    keys: Pair,
+    rows: Pair,
+    out: Pair,
+    block: int,
+    chunk: int,
+    piece: int,
+) -> None:
+    everything = slice(0, about.length)
+    for head in range(about.heads):
+        q, given = (
+            k.share(t[about.rows(head, everything), :], f"{n} for keys", in_gsm(k, about, 4))
+            for t, n in zip(queries, ("q", "do"), strict=True)
+        )
+
+        def work(part: slice) -> float:
+            return about.length - (part.start if about.causal else 0)
+
+        for core, some in k.balanced(k.tiles(about.length, block), work):
+            here = about.rows(head, some)
+            k_lanes, v_lanes = (
+                turned(core, t[here, :], n) for t, n in zip(keys, ("k", "v"), strict=True)
+            )
+            totals = _zeros(core, k_lanes.shape, ("dk", "dv"))
+            first = some.start // chunk * chunk if about.causal else 0
+            for part in k.tiles(about.length, chunk):
+                if part.start < first:
+                    continue
+                at = about.rows(head, part)
+                lse, dot = (core.load(t[at, :], AM, n) for t, n in zip(rows, "ld", strict=True))
+                scores = products(core, q[part], k_lanes, "s", piece)
+                slopes = products(core, given[part], v_lanes, "dp", piece)
+                p, ds = _softmax(core, scores, slopes, lse, dot, about, _keys_mask(about, part, some))
+                add_products(core, totals[1], given[part], p, piece)
+                add_products(core, totals[0], q[part], ds, piece)
+            for total, target in zip(totals, out, strict=True):
+                _store(core, total, target[here, :])
+
+
+def _queries_pass(
+    k: Kernel,
+    about: Attended,
+    queries: Pair,
+    keys: Pair,
+    rows: Pair,
+    out: Matrix,
+    block: int,
+    chunk: int,
+    piece: int,
+) -> None:
+    everything = slice(0, about.length)
+    block = max(block // chunk, 1) * chunk  # whole parts of what `_dots` stored
+    for head in range(about.heads):
+        key, value = (
+            k.share(t[about.rows(head, everything), :], f"{n} for queries", in_gsm(k, about, 4))
+            for t, n in zip(keys, ("k", "v"), strict=True)
+        )
+
+        def work(part: slice) -> float:
+            return part.stop if about.causal else about.length
+
+        for core, some in k.balanced(list(reversed(k.tiles(about.length, block))), work):
+            here = about.rows(head, some)
+            q_lanes, g_lanes = (
+                turned(core, t[here, :], n) for t, n in zip(queries, ("k", "v"), strict=True)
+            )
+            lse, dot = (
+                _row(core, t, here, chunk, name) for t, name in zip(rows, "ld", strict=True)
+            )
+            (total,) = _zeros(core, q_lanes.shape, ("dk",))
+            for part in k.tiles(some.stop if about.causal else about.length, chunk):
+                scores = products(core, key[part], q_lanes, "s", piece)
+                slopes = products(core, value[part], g_lanes, "dp", piece)
+                mask = _queries_mask(about, part, some)
+                _, ds = _softmax(core, scores, slopes, lse, dot, about, mask)
+                add_products(core, total, key[part], ds, piece)
+            _store(core, total, out[here, :])
+
+
+def _softmax(
+    core: Core,
+    scores: Tile,
+    slopes: Tile,
+    lse: Tile,
+    dot: Tile,
+    about: Attended,
+    mask: Callable[[Array], Array],
+) -> tuple[Tile, Tile]:
+    """P and dS, of FP16."""
+    scale = np.float32(about.scale)
+    p = core.tile(*scores.shape, "f2", "p")
+    core.map(p, lambda s, l: np.exp(mask(s * scale) - l), scores, lse, slots=EXP_SLOTS + 2)
+    ds = core.tile(*scores.shape, "f2", "ds")
+    core.map(ds, lambda p, dp, d: p * (dp - d) * scale, p, slopes, dot, slots=5)
+    return p, ds
+
+
+def _keys_mask(about: Attended, queries: slice, keys: slice) -> Callable[[Array], Array]:
+    return lambda scores: about.masked(scores.T, keys, queries).T
+
+
+def _queries_mask(about: Attended, keys: slice, queries: slice) -> Callable[[Array], Array]:
+    return lambda scores: about.masked(scores, keys, queries)
+
+
+def _zeros(core: Core, shape: tuple[int, int], names: tuple[str, ...]) -> list[Tile]:
+    totals = [core.tile(*shape, "f4", name) for name in names]
+    for total in totals:
+        core.fill(total, 0.0)
+    return totals
+
+
+def _row(core: Core, source: Matrix, rows: slice, chunk: int, name: str) -> Tile:
+    """A column of DDR as a row in AM, in the parts in which it was stored."""
+    row = core.tile(1, rows.stop - rows.start, "f4", f"{name} row")
+    for part in pieces(rows.stop - rows.start, chunk):
+        at = slice(rows.start + part.start, rows.start + part.stop)
+        core.turn(row[:, part], core.load(source[at, :], AM, name))
+    return row
+
+
+def _store(core: Core, total: Tile, target: Tile) -> None:
+    half = core.tile(*total.shape, "f2", "half")
+    core.map(half, lambda x: x, total, slots=2)
+    out = core.tile(*half.shape[::-1], "f2", "stored", 2)
+    core.turn(out, half)
+    core.store(out, target)
