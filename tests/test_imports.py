@@ -23,6 +23,7 @@ ORDER = (
     ("timeline",),
     ("program",),
     ("simulate",),
+    ("kernels",),
     ("plan",),
     ("reproduce", "validate", "convert"),
     ("devices", "models"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratrain.kernels.build import Core, Kernel, Matrix
+from ratrain.kernels.build import Core, Kernel
 from ratrain.kernels.machine import AM, SM
 from ratrain.kernels.tiles import Array, Tile
 
@@ -80,7 +80,9 @@ def forward(
                 _weights(core, p, scores, new, about, some, queries)
                 faded = core.tile(*highest.shape, "f4", "faded")
                 core.map(faded, lambda old, now: np.exp(old - now), highest, new, slots=EXP_SLOTS)
-                core.reduce(weight, lambda w, a, p: w * a + p.sum(0, keepdims=True), weight, faded, p)
+                core.reduce(
+                    weight, lambda w, a, p: w * a + p.sum(0, keepdims=True), weight, faded, p
+                )
                 core.map(total, lambda o, a: o * a, total, faded, slots=1)
                 add_products(core, total, values[some], p, piece)
                 highest = new
@@ -95,7 +97,7 @@ def in_gsm(k: Kernel, about: Attended, each: int = 2) -> int:
 def turned(core: Core, source: Tile, name: str) -> Tile:
     """A tile loaded to AM, and transposed there."""
     tile = core.load(source, AM, f"{name} as loaded", 1)
-    out = core.tile(*tile.shape[::-1], tile.dtype.str[1:], name)
+    out = core.tile(tile.shape[1], tile.shape[0], tile.dtype.str[1:], name)
     core.turn(out, tile)
     return out
 
@@ -156,16 +158,14 @@ def _weights(
     core.map(p, weights, scores, highest, slots=EXP_SLOTS + 1)
 
 
-def _finish(
-    core: Core, total: Tile, highest: Tile, weight: Tile, out: Tile, sums: Tile
-) -> None:
+def _finish(core: Core, total: Tile, highest: Tile, weight: Tile, out: Tile, sums: Tile) -> None:
     half = core.tile(*total.shape, "f2", "half")
     core.map(half, lambda o, w: o / w, total, weight, slots=5)
-    o_tile = core.tile(*half.shape[::-1], "f2", "o", 2)
+    o_tile = core.tile(half.shape[1], half.shape[0], "f2", "o", 2)
     core.turn(o_tile, half)
     core.store(o_tile, out)
     logs = core.tile(*weight.shape, "f4", "logs")
     core.map(logs, lambda m, w: m + np.log(w), highest, weight, slots=EXP_SLOTS)
-    column = core.tile(*logs.shape[::-1], "f4", "lse", 2)
+    column = core.tile(logs.shape[1], logs.shape[0], "f4", "lse", 2)
     core.turn(column, logs)
     core.store(column, sums)

@@ -52,9 +52,7 @@ def backward(
 Pair = tuple[Matrix, Matrix]
 
 
-def _dots(
-    k: Kernel, about: Attended, out: Matrix, given: Matrix, dot: Matrix, chunk: int
-) -> None:
+def _dots(k: Kernel, about: Attended, out: Matrix, given: Matrix, dot: Matrix, chunk: int) -> None:
     """D = the sum of dO O of each row. The parts are those that the passes read again."""
     for head in range(about.heads):
         for core, part in k.deal(about.length, chunk):
@@ -100,7 +98,9 @@ def _keys_pass(
                 lse, dot = (core.load(t[at, :], AM, n) for t, n in zip(rows, "ld", strict=True))
                 scores = products(core, q[part], k_lanes, "s", piece)
                 slopes = products(core, given[part], v_lanes, "dp", piece)
-                p, ds = _softmax(core, scores, slopes, lse, dot, about, _keys_mask(about, part, some))
+                p, ds = _softmax(
+                    core, scores, slopes, lse, dot, about, _keys_mask(about, part, some)
+                )
                 add_products(core, totals[1], given[part], p, piece)
                 add_products(core, totals[0], q[part], ds, piece)
             for total, target in zip(totals, out, strict=True):
@@ -159,7 +159,7 @@ def _softmax(
     """P and dS, of FP16."""
     scale = np.float32(about.scale)
     p = core.tile(*scores.shape, "f2", "p")
-    core.map(p, lambda s, l: np.exp(mask(s * scale) - l), scores, lse, slots=EXP_SLOTS + 2)
+    core.map(p, lambda s, lse: np.exp(mask(s * scale) - lse), scores, lse, slots=EXP_SLOTS + 2)
     ds = core.tile(*scores.shape, "f2", "ds")
     core.map(ds, lambda p, dp, d: p * (dp - d) * scale, p, slopes, dot, slots=5)
     return p, ds
@@ -192,6 +192,6 @@ def _row(core: Core, source: Matrix, rows: slice, chunk: int, name: str) -> Tile
 def _store(core: Core, total: Tile, target: Tile) -> None:
     half = core.tile(*total.shape, "f2", "half")
     core.map(half, lambda x: x, total, slots=2)
-    out = core.tile(*half.shape[::-1], "f2", "stored", 2)
+    out = core.tile(half.shape[1], half.shape[0], "f2", "stored", 2)
     core.turn(out, half)
     core.store(out, target)

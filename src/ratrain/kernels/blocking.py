@@ -52,7 +52,10 @@ def best_blocks(machine: Machine, product: Product, write: Writer) -> Blocks:
     known = _BEST.get((machine, product))
     if known is None:
         priced = sorted(
-            ((estimated_s(machine, product, blocks), blocks) for blocks in _fitting(machine, product)),
+            (
+                (estimated_s(machine, product, blocks), blocks)
+                for blocks in _fitting(machine, product)
+            ),
             key=lambda row: row[0],
         )[:CLOCKED]
         if not priced:

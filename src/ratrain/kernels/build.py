@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from ratrain.kernels.tiles import Array, Box, Tile
 from ratrain.program.binding import READ, WRITE
 
 F4 = np.dtype("f4")
+MOST_OPS = 1_000_000
 T = TypeVar("T")
 
 
@@ -122,6 +123,7 @@ class Kernel:
         every one."""
         _check_size(size)
         whole = self._folded(fold, length // size, least)
+        _check_count(whole)
         parts = [slice(at * size, (at + 1) * size) for at in range(whole)]
         rest = length % size
         return [*parts, slice(length - rest, length)] if rest else parts
@@ -134,6 +136,7 @@ class Kernel:
         count, cores = len(self.cores), -(-length // size)
         rounds = self._folded(fold, length // size // count, least)
         first = length // size // count * count
+        _check_count(rounds * count)
         at = [*range(rounds * count), *range(first, cores)]
         parts = [slice(part * size, min((part + 1) * size, length)) for part in at]
         return [(self.cores[number % count], part) for number, part in zip(at, parts, strict=True)]
@@ -197,6 +200,11 @@ class Kernel:
     def add(self, op: Op) -> None:
         """Adds an op behind all others: it reads what those before it have left, and writes its
         target."""
+        if len(self._ops) >= MOST_OPS:
+            raise ProgramError(
+                f"the kernel has more than {MOST_OPS:,} ops",
+                fix="take smaller sizes or larger tiles; of loops whose turns are alike, `fold`",
+            )
         written, version = op.target.state, self._version
         reads = {tile.state for tile in op.sources}
         uses = [(READ, state, version[state]) for state in reads]
@@ -317,7 +325,7 @@ class Core:
             values.add_nn(c.array(memory), a.array(memory), b.array(memory), k_c)
 
         cycles = micro.nn_cycles(machine, m, b.shape[1], k, a.dtype, k_c)
-        self._compute("mm", c, (c, a, b), run, cycles, 2 * m * k * b.shape[1])
+        self._compute("mm", c, (c, a, b), run, cycles)
 
     def mm_nt(self, c: Tile, a: Tile, b: Tile) -> None:
         """c += a b^T: rows of a and b as vectors along k in AM, c in SM."""
@@ -331,7 +339,7 @@ class Core:
             values.add_nt(c.array(memory), a.array(memory), b.array(memory), lanes)
 
         cycles = micro.nt_cycles(machine, m, n, k, a.dtype)
-        self._compute("mm_nt", c, (c, a, b), run, cycles, 2 * m * k * n)
+        self._compute("mm_nt", c, (c, a, b), run, cycles)
 
     def map(self, out: Tile, what: Callable[..., Array], *sources: Tile, slots: float) -> None:
         """out = what(*sources), element by element in FP32: `slots` instructions a vector of 32.
@@ -347,8 +355,8 @@ class Core:
         rows = sources[0].shape[0] if across else 0
         self._loop("reduce", out, what, sources, slots + across, rows * 2.0)
 
-    def turn(self, out: Tile, source: Tile) -> None:
-        """out = the transpose of source, both in AM."""
+    def turn(self, out: Tile, source: Tile, *, add: bool = False) -> None:
+        """out = the transpose of source, both in AM; or that added to it, beside the moves."""
         if out.shape != source.shape[::-1] or out.dtype != source.dtype:
             raise ProgramError(
                 f"{out.name} is {_form(out)}, the transpose of {source.name} {_form(source.T)}",
@@ -358,11 +366,14 @@ class Core:
         cycles = micro.turn_cycles(self.kernel.machine, source.size, source.dtype)
 
         def run(memory: Memory) -> None:
-            out.array(memory)[:] = source.array(memory).T
+            turned = source.array(memory).T
+            out.array(memory)[:] = out.array(memory) + turned if add else turned
 
         for tile in (out, source):
             _check_tier("turn", tile, AM)
-        self._compute("turn", out, (source,), run, cycles)
+        self._compute(
+            "add^T" if add else "turn", out, (out, source) if add else (source,), run, cycles
+        )
 
     def _loop(
         self,
@@ -393,13 +404,10 @@ class Core:
         sources: tuple[Tile, ...],
         run: Callable[[Memory], None],
         cycles: float,
-        flops: int = 0,
     ) -> None:
         for tile in (target, *sources):
             self._check_own(tile)
-        self.kernel.add(
-            Op(self.number, COMPUTE, verb, target, sources, (), run, cycles, flops=flops)
-        )
+        self.kernel.add(Op(self.number, COMPUTE, verb, target, sources, (), run, cycles))
 
     # ---- mistakes -----------------------------------------------------------------------
 
@@ -423,6 +431,11 @@ class Core:
 def _check_size(size: int) -> None:
     if size < 1:
         raise ProgramError(f"a tile of {size} rows or columns", fix="take at least 1")
+
+
+def _check_count(count: int) -> None:
+    if count > MOST_OPS:
+        raise ProgramError(f"a loop of {count:,} tiles", fix="take larger tiles")
 
 
 def _check_tier(verb: str, tile: Tile, tier: Tier) -> None:

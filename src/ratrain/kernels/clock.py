@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ from ratrain.simulate.engine import Nodes, Run, run_nodes
 from ratrain.timeline.timeline import Span, Timeline
 
 DDR_LINK, GSM_LINK = 0, 1
+WRITTEN_OPS = 10_000
+"""As far as folded loops are written out, if they are more than they must be."""
 
 Writing = Callable[[Kernel], None]
 """Writes a kernel of given sizes."""
@@ -32,11 +35,12 @@ Writing = Callable[[Kernel], None]
 
 @dataclass(frozen=True)
 class Timed:
-    """What a kernel takes, and how many of its products' FLOPs and DDR's bytes are in it."""
+    """What a kernel takes, and what of it went over DDR. `least_bytes`: each tensor once in each
+    direction in which it is used."""
 
     time_s: float
-    flops: float
     ddr_bytes: float
+    least_bytes: int
     ops: int  # that the clock went over
 
 
@@ -56,23 +60,40 @@ def written(writing: Writing, machine: Machine, limits: Mapping[str, int] | None
 def time_of(writing: Writing, machine: Machine) -> Timed:
     """The time of a kernel, its folded loops taken as linear."""
     first = written(writing, machine, {})
+    further = _further_turns(first)
+    if further:
+        longer = {name: at + further for name, (at, _) in first.loops.items()}
+        first = written(writing, machine, longer)
     loops = {name: counts for name, counts in first.loops.items() if counts[0] < counts[1]}
-    total, ops = np.zeros(3), 0
+    total, ops = np.zeros(2), 0
     for corner in itertools.product((0, 1), repeat=len(loops)):
-        limits = {name: at - down for (name, (at, _)), down in zip(loops.items(), corner, strict=True)}
+        limits = {name: at for name, (at, _) in first.loops.items()}
+        for name, down in zip(loops, corner, strict=True):
+            limits[name] -= down
         timed = _timed(written(writing, machine, limits) if any(corner) else first)
         share = 1.0
         for (at, whole), down in zip(loops.values(), corner, strict=True):
             share *= at - whole if down else whole - at + 1
-        total += share * np.array([timed.time_s, timed.flops, timed.ddr_bytes])
+        total += share * np.array([timed.time_s, timed.ddr_bytes])
         ops += timed.ops
-    return Timed(*total.tolist(), ops)
+    return Timed(float(total[0]), float(total[1]), first.least_bytes, ops)
+
+
+def _further_turns(program: TileProgram) -> int:
+    """How many more turns of each folded loop can be written out without many ops."""
+    for further in (16, 8, 4, 2, 1):
+        growth = math.prod(
+            min(at + further, whole) / at for at, whole in program.loops.values() if at < whole
+        )
+        if 1 < growth < WRITTEN_OPS / len(program.ops):
+            return further
+    return 0
 
 
 def _timed(program: TileProgram) -> Timed:
     ran = clocked(program)
     moved = sum(op.size_bytes for op in program.ops if op.over is DDR)
-    return Timed(float(ran.end_s.max()), program.flops, moved, len(program.ops))
+    return Timed(float(ran.end_s.max()), moved, program.least_bytes, len(program.ops))
 
 
 def clocked(program: TileProgram) -> Run:

@@ -61,8 +61,8 @@ def gemm_nt(k: Kernel, m: int, n: int, depth: int, dtype: str, blocks: Blocks) -
 
 
 def gemm_tt(k: Kernel, m: int, n: int, depth: int, dtype: str, blocks: Blocks) -> None:
-    """C += A^T B^T, where A is depth x m and B n x depth: as (B A)^T, each tile of C transposed in
-    AM before it is added."""
+    """C += A^T B^T, where A is depth x m and B n x depth: as (B A)^T, each tile of sums transposed
+    in AM as it is added to C."""
     a, b = k.input("a", depth, m, dtype), k.input("b", n, depth, dtype)
     c = k.updated("c", m, n, dtype)
     for rows in k.tiles(n, blocks.m_gsm, fold="n", least=blocks.a_buffers):
@@ -72,11 +72,11 @@ def gemm_tt(k: Kernel, m: int, n: int, depth: int, dtype: str, blocks: Blocks) -
                 a_tile = core.load(a[inner, columns], AM, "a", 2)
                 for part in k.tiles(block.shape[0], blocks.m_tile):
                     c_region = c[columns, _within(rows, part)]
+                    total = core.tile(c_region.shape[1], c_region.shape[0], dtype, "sums")
+                    core.fill(total, 0.0)
+                    _stream(k, core, block[part], a_tile, total, blocks)
                     c_tile = core.load(c_region, AM, "c", 2)
-                    turned = core.tile(*c_tile.shape[::-1], dtype, "turned")
-                    core.turn(turned, c_tile)
-                    _stream(k, core, block[part], a_tile, turned, blocks)
-                    core.turn(c_tile, turned)
+                    core.turn(c_tile, total, add=True)
                     core.store(c_tile, c_region)
 
 
@@ -86,13 +86,13 @@ def gemm_half(k: Kernel, m: int, n: int, depth: int, blocks: Blocks, k_c: int | 
     for every block of k."""
     a, b = k.input("a", m, depth, "f2"), k.input("b", depth, n, "f2")
     c = k.output("c", m, n, "f2")
-    for rows in k.tiles(m, blocks.m_tile, fold="m", least=blocks.a_buffers):
+    for rows in k.tiles(m, blocks.m_tile, fold="m", least=blocks.a_buffers + 1):
         whole = k.share(a[rows, :], "a", blocks.a_buffers)
         for core, columns in k.deal(n, blocks.n, fold="n"):
             c_region = c[rows, columns]
             total = core.tile(*c_region.shape, "f2" if k_c is None else "f4", "sums")
             core.fill(total, 0.0)
-            for inner in k.tiles(depth, blocks.k, fold="k", least=3):
+            for inner in k.tiles(depth, blocks.k, fold="k", least=5):
                 b_tile = core.load(b[inner, columns], AM, "b", 2)
                 _stream(k, core, whole[:, inner], b_tile, total, blocks, k_c)
             if total.dtype != c_region.dtype:
@@ -118,5 +118,3 @@ def _stream(
 
 def _within(outer: slice, inner: slice) -> slice:
     return slice(outer.start + inner.start, outer.start + inner.stop)
-
-

@@ -1,9 +1,9 @@
 """The machines that tile programs are for: cores, memories, rates, and where each figure is from.
 
 Sources: [P1] the NUDT paper on GEMM for multi-core GPDSPs, and its notes on micro-kernels
-(github.com/VVinstonSmith/BLAS-for-multi-core-DSP); [H] the hthread device header of the MT-3000 tool
-chain; [T] arXiv 2605.25655 (THInfer). "fit": set on half of the published rows of P1
-(`data/ft-m7032.csv`), and tried on the other half (`ratrain kernels score`).
+(github.com/VVinstonSmith/BLAS-for-multi-core-DSP); [H] the hthread device header of the MT-3000
+tool chain; [T] arXiv 2605.25655 (THInfer). "fit": set by looking at published rows of P1; which
+ones, and how well the others are met, stands in docs/notes/kernels.md.
 """
 
 from __future__ import annotations

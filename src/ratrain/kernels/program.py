@@ -34,7 +34,7 @@ Use = tuple[int, int, int]
 @dataclass(slots=True)
 class Op:
     """What a core's vector unit or a DMA channel does at once. A transfer has bytes, of DDR time
-    also that of its strided rows; compute has cycles, and FLOPs that its result needs."""
+    also that of its strided rows; compute has cycles."""
 
     core: int
     lane: int
@@ -47,7 +47,6 @@ class Op:
     size_bytes: int = 0
     strided_rows: int = 0
     over: Tier | None = None  # the shared memory whose rate a transfer takes
-    flops: int = 0
 
     @property
     def word(self) -> str:
@@ -139,8 +138,9 @@ class TileProgram:
         return Walk(walked.order[walked.order < once], walked.stuck[walked.stuck < once])
 
     @property
-    def flops(self) -> int:
-        return sum(op.flops for op in self.ops)
+    def least_bytes(self) -> int:
+        """Of its tensors, each once in each direction in which it is used."""
+        return sum(t.size_bytes * (t.is_input + t.is_output) for t in self.tensors)
 
     def place(self, op: int) -> str:
         """Where an op stands, for people."""

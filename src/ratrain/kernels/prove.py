@@ -19,14 +19,15 @@ SHARED = -1
 """The core of what all cores share."""
 
 
-def prove(program: TileProgram) -> tuple[Finding, ...]:
+def prove(program: TileProgram) -> list[Finding]:
     """Every broken rule."""
     order = [*_uses(program), *_regions(program)]
-    if not order and len(program.walked.stuck):
-        op = int(program.walked.stuck[0])
+    stuck = [] if order else program.walked.stuck.tolist()
+    if stuck:
+        op = stuck[0]
         what = f"{program.place(op)} waits for ever"
-        order = [Finding(Rule.DEADLOCK, program.ops[op].core, op, "", what)]
-    return (*order, *_capacity(program))
+        order.append(Finding(Rule.DEADLOCK, program.ops[op].core, op, "", what))
+    return [*order, *_capacity(program)]
 
 
 def require_sound(program: TileProgram) -> TileProgram:
@@ -52,15 +53,16 @@ def held_bytes(program: TileProgram) -> dict[tuple[Tier, int], int]:
 
 
 def _capacity(program: TileProgram) -> Iterator[Finding]:
+    """Of the memories of each kind that do not fit, the fullest."""
+    fullest: dict[Tier, tuple[int, int]] = {}
     for (tier, core), held in held_bytes(program).items():
-        most = program.machine.capacity_bytes(tier)
+        fullest[tier] = max(fullest.get(tier, (0, 0)), (held, -core))
+    for tier, (held, minus_core) in fullest.items():
+        most, core = program.machine.capacity_bytes(tier), -minus_core
         if held > most:
             here = [s for s in program.states if (s.tier, s.core) == (tier, core)]
             where = "" if core == SHARED else f" of core {core}"
-            what = (
-                f"{tier}{where} would hold {format_bytes(held)} of {format_bytes(most)}"
-                f"{_largest(here)}"
-            )
+            what = f"{tier}{where} would hold {held:,} B of {most:,} B{_largest(here)}"
             yield Finding(Rule.OVER_BUDGET, core, -1, str(tier), what)
 
 

@@ -22,7 +22,7 @@ def tt(t: Values, **_: int) -> Values:
     return {"c": t["c"] + t["a"].T @ t["b"].T}
 
 
-def _heads(t: Values, heads: int, length: int, width: int) -> Values:
+def _heads(t: Values, heads: int, length: int) -> Values:
     return {name: value.reshape(heads, length, -1) for name, value in t.items()}
 
 
@@ -33,7 +33,7 @@ def _scores(t: Values, length: int, width: int, causal: int) -> Array:
 
 
 def attention(t: Values, heads: int, length: int, width: int, causal: int, **_: int) -> Values:
-    t = _heads(t, heads, length, width)
+    t = _heads(t, heads, length)
     scores = _scores(t, length, width, causal)
     highest = scores.max(2, keepdims=True)
     lse = highest + np.log(np.exp(scores - highest).sum(2, keepdims=True))
@@ -44,7 +44,7 @@ def attention(t: Values, heads: int, length: int, width: int, causal: int, **_: 
 def attention_backward(
     t: Values, heads: int, length: int, width: int, causal: int, **_: int
 ) -> Values:
-    t = _heads(t, heads, length, width)
+    t = _heads(t, heads, length)
     p = np.exp(_scores(t, length, width, causal) - t["lse"])
     dot = (t["do"] * t["o"]).sum(2, keepdims=True)
     ds = p * (t["do"] @ t["v"].transpose(0, 2, 1) - dot) / np.sqrt(width)

@@ -85,7 +85,7 @@ def swiglu_backward(k: Kernel, rows: int, width: int, tile: int = 2) -> None:
         ]
         out_g, out_u = (core.tile(*tiles[0].shape, "f2", name, 2) for name in ("dgate", "dup"))
         core.map(out_g, _gate_slope, *tiles, slots=EXP_SLOTS + 14)
-        core.map(out_u, lambda g, u, dy: dy * g * _sigmoid(g), *tiles, slots=EXP_SLOTS + 9)
+        core.map(out_u, lambda g, dy: dy * g * _sigmoid(g), tiles[0], tiles[2], slots=EXP_SLOTS + 9)
         core.store(out_g, dgate[part, :])
         core.store(out_u, dup[part, :])
 
@@ -143,9 +143,7 @@ def adamw(k: Kernel, rows: int, width: int, tile: int = 4) -> None:
     view = k.output("view", rows, width, "f2")
     for core, part in k.deal(rows, tile, fold="rows"):
         g = core.load(gradient[part, :], AM, "gradient", 2)
-        w, m, v = (
-            core.load(t[part, :], AM, name, 2) for t, name in zip(held, names, strict=True)
-        )
+        w, m, v = (core.load(t[part, :], AM, name, 2) for t, name in zip(held, names, strict=True))
         core.map(m, lambda m, g: BETA1 * m + (1 - BETA1) * g, m, g, slots=3)
         core.map(v, lambda v, g: BETA2 * v + (1 - BETA2) * g * g, v, g, slots=4)
         core.map(w, _adamw_step, w, m, v, slots=6 + 2 * ROOT_SLOTS)

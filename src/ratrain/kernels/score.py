@@ -44,7 +44,7 @@ GEMMS = {"NN": gemm_nn, "NT": gemm_nt, "TT": gemm_tt}
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement: GFLOPS of a core, or of all cores in `irr` rows of FP32 on eight, or cycles."""
+    """A measurement: GFLOPS of a core (of `irr` rows in FP32: of all), or cycles."""
 
     name: str
     level: str

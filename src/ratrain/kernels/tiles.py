@@ -39,8 +39,8 @@ class Tile:
     @property
     def shape(self) -> tuple[int, int]:
         top, bottom, left, right = self.box
-        shape = (bottom - top, right - left)
-        return shape[::-1] if self.turned else shape
+        rows, columns = bottom - top, right - left
+        return (columns, rows) if self.turned else (rows, columns)
 
     @property
     def size(self) -> int:
