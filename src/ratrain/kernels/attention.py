@@ -89,14 +89,14 @@ def forward(
             _finish(core, total, highest, weight, out[here, :], sums[here, :])
 
 
-def in_gsm(k: Kernel, about: Attended, each: int = 2) -> int:
+def in_gsm(k: Kernel, about: Attended) -> int:
     """Heads of which two tensors fit into GSM at once; at least one, which the proof may refuse."""
-    return max(1, k.machine.gsm_bytes // (about.length * about.width * 2 * each))
+    return max(1, k.machine.gsm_bytes // (about.length * about.width * 2 * 2))
 
 
 def turned(core: Core, source: Tile, name: str) -> Tile:
     """A tile loaded to AM, and transposed there."""
-    tile = core.load(source, AM, f"{name} as loaded", 1)
+    tile = core.load(source, AM, "as loaded", 1)
     out = core.tile(tile.shape[1], tile.shape[0], tile.dtype.str[1:], name)
     core.turn(out, tile)
     return out
@@ -107,20 +107,22 @@ def pieces(rows: int, size: int) -> Iterator[slice]:
 
 
 def products(core: Core, scalars: Tile, lanes: Tile, name: str, piece: int) -> Tile:
-    """scalars lanes, in FP32, with the scalars going from GSM to SM piece by piece."""
-    total = core.tile(scalars.shape[0], lanes.shape[1], "f4", name)
+    """scalars lanes, with the scalars going from GSM to SM piece by piece. Summed in FP16, as the
+    sum over the width of a head is one block of FP16 sums: in FP32 it would be the same number."""
+    total = core.tile(scalars.shape[0], lanes.shape[1], "f2", name)
     core.fill(total, 0.0)
     for part in pieces(scalars.shape[0], piece):
-        in_sm = core.load(scalars[part], SM, f"{name} scalars", 2)
-        core.mm(total[part], in_sm, lanes, lanes.shape[0])
+        in_sm = core.load(scalars[part], SM, "scalars", 2)
+        core.mm(total[part], in_sm, lanes)
     return total
 
 
 def add_products(core: Core, total: Tile, scalars: Tile, lanes: Tile, piece: int) -> None:
-    """total += scalars^T lanes, piece by piece."""
-    for part in pieces(scalars.shape[0], piece):
-        in_sm = core.load(scalars[part], SM, "values", 2)
-        core.mm(total, in_sm.T, lanes[part], piece)
+    """total += scalars^T lanes, with some columns of the scalars at a time: so all their rows are
+    summed before FP32 sums are touched."""
+    for part in pieces(scalars.shape[1], piece):
+        in_sm = core.load(scalars[:, part], SM, "values", 2)
+        core.mm(total[part], in_sm.T, lanes, lanes.shape[0])
 
 
 def _seen(about: Attended, queries: slice) -> int:
