@@ -14,7 +14,7 @@ from ratrain.cli.progress import progress
 from ratrain.errors import ProgramError, SpecError
 
 if TYPE_CHECKING:
-    from ratrain.kernels import Declared, Difference, Figure, Machine, Scored
+    from ratrain.kernels import TileKernel, Difference, Figure, Machine, Scored
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 
@@ -144,20 +144,41 @@ def time_(
 @command.command()
 @click.argument("kernel")
 @_of_kernel
-def text(kernel: str, changes: tuple[str, ...], machine: str | None, cores: int | None) -> None:
+@JSON
+def text(
+    kernel: str,
+    changes: tuple[str, ...],
+    machine: str | None,
+    cores: int | None,
+    as_json: bool,
+) -> None:
     """Print KERNEL's program: every op of every core and channel, and the tiles' versions."""
     from ratrain.kernels import program_text, written
 
     declared, on, sizes = _chosen(kernel, changes, machine, cores, small=True)
-    click.echo(program_text(written(declared.writing(sizes), on, None)), nl=False)
+    program = written(declared.writing(sizes), on, None)
+    if as_json:
+        ops = [
+            {"core": op.core, "lane": program.lane_names[op.lane], "word": op.word}
+            for op in program.ops
+        ]
+        print_json("kernels text", {**_about(declared, on, sizes), "ops": ops})
+    else:
+        click.echo(program_text(program), nl=False)
 
 
 @command.command()
 @click.argument("kernel")
 @_of_kernel
 @click.option("-o", "out", type=PATH, required=True, help="The SVG file to write.")
+@JSON
 def picture(
-    kernel: str, changes: tuple[str, ...], machine: str | None, cores: int | None, out: Path
+    kernel: str,
+    changes: tuple[str, ...],
+    machine: str | None,
+    cores: int | None,
+    out: Path,
+    as_json: bool,
 ) -> None:
     """Draw KERNEL on the clock: each core's vector unit, and its DMA channels under it."""
     from ratrain.kernels import timeline_of, written
@@ -168,7 +189,10 @@ def picture(
     with progress("drawing"):
         timeline = timeline_of(written(declared.writing(sizes), on, None))
         write_whole(out, svg([Panel(_headline(declared, on, sizes), timeline)]))
-    click.echo(f"wrote {out}")
+    if as_json:
+        print_json("kernels picture", {**_about(declared, on, sizes), "file": str(out)})
+    else:
+        click.echo(f"wrote {out}")
 
 
 @command.command()
@@ -211,7 +235,7 @@ def _chosen(
     cores: int | None,
     *,
     small: bool,
-) -> tuple[Declared, Machine, dict[str, int]]:
+) -> tuple[TileKernel, Machine, dict[str, int]]:
     from ratrain.kernels import MACHINES, kernel_named
 
     declared = kernel_named(kernel)
@@ -239,7 +263,7 @@ def _sizes(changes: tuple[str, ...]) -> dict[str, int]:
     return sizes
 
 
-def _about(declared: Declared, machine: Machine, sizes: dict[str, int]) -> dict[str, Any]:
+def _about(declared: TileKernel, machine: Machine, sizes: dict[str, int]) -> dict[str, Any]:
     return {
         "kernel": declared.name,
         "machine": machine.name,
@@ -248,7 +272,7 @@ def _about(declared: Declared, machine: Machine, sizes: dict[str, int]) -> dict[
     }
 
 
-def _headline(declared: Declared, machine: Machine, sizes: dict[str, int]) -> str:
+def _headline(declared: TileKernel, machine: Machine, sizes: dict[str, int]) -> str:
     from ratrain.describe.units import counted
 
     shown = ", ".join(f"{name}={value}" for name, value in sizes.items())
@@ -258,7 +282,7 @@ def _headline(declared: Declared, machine: Machine, sizes: dict[str, int]) -> st
 # ---- what is printed ----------------------------------------------------------------------
 
 
-def _difference(declared: Declared, row: Difference) -> str:
+def _difference(declared: TileKernel, row: Difference) -> str:
     unit = f" of {declared.ulps_dtype}" if declared.ulps_dtype else ""
     said = "" if row.within else "  TOO FAR"
     return f"  {row.tensor:12} {row.ulps:8.2f} ulps{unit}, {row.allowed:g} allowed{said}"

@@ -9,7 +9,7 @@ from ratrain.kernels.clock import time_of, timeline_of, written
 from ratrain.kernels.compare import Difference, differences
 from ratrain.kernels.figures import Figure, figure_of
 from ratrain.kernels.machine import AM, DDR, GSM, MACHINES, SM, Machine
-from ratrain.kernels.registry import KERNELS, Declared, declare_kernel, kernel_named
+from ratrain.kernels.registry import KERNELS, TileKernel, declare_kernel, kernel_named
 from ratrain.kernels.score import Scored, read_rows, scored
 from ratrain.kernels.text import program_text
 
@@ -21,12 +21,12 @@ __all__ = [
     "MACHINES",
     "SM",
     "Core",
-    "Declared",
     "Difference",
     "Figure",
     "Kernel",
     "Machine",
     "Scored",
+    "TileKernel",
     "declare_kernel",
     "differences",
     "figure_of",

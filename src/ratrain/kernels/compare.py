@@ -10,7 +10,7 @@ import numpy as np
 from ratrain.kernels.clock import written
 from ratrain.kernels.execute import execute
 from ratrain.kernels.machine import Machine
-from ratrain.kernels.registry import Declared, Sizes
+from ratrain.kernels.registry import Sizes, TileKernel
 from ratrain.kernels.tiles import Array
 
 
@@ -29,7 +29,7 @@ class Difference:
 
 
 def differences(
-    declared: Declared, machine: Machine, sizes: Sizes, seed: int = 0
+    declared: TileKernel, machine: Machine, sizes: Sizes, seed: int = 0
 ) -> list[Difference]:
     """Runs a kernel on random inputs."""
     program = written(declared.writing(sizes), machine, None)
@@ -45,7 +45,7 @@ def differences(
 
 
 def compared(
-    declared: Declared, given: Mapping[str, Array], results: Mapping[str, Array], sizes: Sizes
+    declared: TileKernel, given: Mapping[str, Array], results: Mapping[str, Array], sizes: Sizes
 ) -> list[Difference]:
     """The outputs that the reference has, each against it."""
     exact = {name: value.astype(np.float64) for name, value in given.items()}
@@ -59,7 +59,7 @@ def compared(
     return rows
 
 
-def _complete(declared: Declared, given: dict[str, Array], sizes: Sizes) -> None:
+def _complete(declared: TileKernel, given: dict[str, Array], sizes: Sizes) -> None:
     """What backward reads of forward follows from its other inputs."""
     if declared.forward is not None:
         exact = {name: value.astype(np.float64) for name, value in given.items()}

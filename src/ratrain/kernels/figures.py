@@ -9,7 +9,7 @@ import numpy as np
 
 from ratrain.kernels.clock import Timed, time_of
 from ratrain.kernels.machine import Machine
-from ratrain.kernels.registry import Declared, Sizes
+from ratrain.kernels.registry import Sizes, TileKernel
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Figure:
         return self.flops / self.timed.time_s
 
 
-def figure_of(declared: Declared, machine: Machine, sizes: Sizes) -> Figure:
+def figure_of(declared: TileKernel, machine: Machine, sizes: Sizes) -> Figure:
     """Proves the kernel, and puts it on the clock."""
     return Figure(
         declared.name,

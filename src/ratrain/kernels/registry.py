@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ def normal(draw: np.random.Generator, name: str, shape: tuple[int, int]) -> Arra
 
 
 @dataclass(frozen=True)
-class Declared:
+class TileKernel:
     """A kernel's declaration. `sizes`: of its function's whole numbers, those of a large case that
     is timed, and of a small one that is computed. `reference`: the outputs by name from the inputs
     by name, in FP64, and the sizes. `ulps`: how far an output may be from it, in units in the last
@@ -40,11 +39,11 @@ class Declared:
     name: str
     about: str
     write: Callable[..., None]
-    machine: str
     timed: Sizes
     small: Sizes
     reference: Reference
-    ulps: float
+    machine: str = "mt-3000"
+    ulps: float = 8
     ulps_dtype: str = ""  # in whose last places; "": the output's own type
     flops: Callable[[Sizes], float] = field(default=lambda _: 0.0)
     flops_dtype: str = "f2"
@@ -73,15 +72,15 @@ class Declared:
         return {**base, **changes}
 
 
-KERNELS: Registry[Declared] = Registry("kernel")
+KERNELS: Registry[TileKernel] = Registry("kernel")
 
 
-def declare_kernel(name: str, about: str, write: Callable[..., None], **rest: Any) -> None:
-    """Makes a kernel known by its name; `rest` are the further fields of `Declared`."""
-    KERNELS.declare(name, Declared(name, about, write, **rest))
+def declare_kernel(kernel: TileKernel) -> None:
+    """Makes a kernel known by its name."""
+    KERNELS.declare(kernel.name, kernel)
 
 
-def kernel_named(name: str) -> Declared:
+def kernel_named(name: str) -> TileKernel:
     """A `SpecError` where there is none."""
     if name not in KERNELS:
         raise SpecError(

@@ -119,16 +119,16 @@ def _row(cells: dict[str, str], place: str) -> Row:
     return Row(name, level, cells["dtype"], mode, m, depth, n, cores, k_block, value)
 
 
-def scored(rows: Iterable[Row]) -> Iterator[Scored]:
+def scored(rows: Iterable[Row], machine: Machine = FT_M7032) -> Iterator[Scored]:
     """Each row that there is a kernel for."""
     for row in rows:
         if row.level == "uk":
-            yield Scored(row, _micro_kernel(row))
+            yield Scored(row, _micro_kernel(row, machine))
         elif row.mode in GEMMS:
-            yield Scored(row, _product(row))
+            yield Scored(row, _product(row, machine.with_cores(row.cores)))
 
 
-def _micro_kernel(row: Row) -> float:
+def _micro_kernel(row: Row, machine: Machine) -> float:
     if row.mode == "NN":
         cycles = micro.nn_kernel(row.m, row.n // 16, row.depth)
     elif row.mode == "NT":
@@ -138,11 +138,11 @@ def _micro_kernel(row: Row) -> float:
         if row.name.startswith("D"):
             return cycles + TIMING_CALLS
         cycles += micro.MERGED_CALL
-    return 2 * row.m * row.n * row.depth * FT_M7032.clock_hz / cycles / 1e9
+    return 2 * row.m * row.n * row.depth * machine.clock_hz / cycles / 1e9
 
 
-def _product(row: Row) -> float:
-    machine, gemm = FT_M7032.with_cores(row.cores), GEMMS[row.mode]
+def _product(row: Row, machine: Machine) -> float:
+    gemm = GEMMS[row.mode]
 
     def write(kernel: Kernel, blocks: Blocks) -> None:
         gemm(kernel, row.m, row.n, row.depth, DTYPES[row.dtype], blocks)
