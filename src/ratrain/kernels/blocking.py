@@ -20,6 +20,8 @@ from ratrain.kernels.machine import Machine
 CLOCKED = 3
 """Blocks that are put on the clock."""
 DEPTHS = (64, 128, 256, 512, 1024, 2048)
+SHARES = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 3), (1, 4))
+"""Buffers of a block of A in GSM, and tiles of C that have their rows in it."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,8 @@ def _fitting(machine: Machine, p: Product) -> Iterator[Blocks]:
     for n in sorted(min(width, _rounded(p.n, lanes)) for width in widths):
         for k in sorted({min(depth, p.depth) for depth in DEPTHS}):
             for step in (6, 12, 24):
-                for a_buffers in (1, 2):
-                    blocks = _largest(machine, p, n, k, min(step, p.m), a_buffers)
+                for a_buffers, tiles in SHARES if p.mode == "resident" else SHARES[:2]:
+                    blocks = _largest(machine, p, n, k, min(step, p.m), a_buffers, tiles)
                     if blocks is not None:
                         yield blocks
 
@@ -94,9 +96,10 @@ def _rounded(length: int, size: int) -> int:
 
 @cache
 def _largest(
-    machine: Machine, p: Product, n: int, k: int, step: int, a_buffers: int
+    machine: Machine, p: Product, n: int, k: int, step: int, a_buffers: int, tiles: int
 ) -> Blocks | None:
-    """The blocks with the most rows that fit beside these sizes."""
+    """The blocks with the most rows that fit beside these sizes; of resident sums, `tiles` lie in a
+    block of A."""
     d = p.bytes
     gsm_rows = machine.gsm_bytes // (k * d * a_buffers)
     if p.mode == "nt":
@@ -109,11 +112,11 @@ def _largest(
         of_c = {"nn": 3 * d, "resident": 4 + d}[p.mode]
         rows = (machine.am_bytes // n - 2 * k * d) // of_c
     if p.mode == "resident":
-        rows = min(rows, machine.gsm_bytes // (p.depth * d * a_buffers))
+        rows = min(rows, machine.gsm_bytes // (p.depth * d * a_buffers * tiles))
     rows = _even(p.m, rows, step)
     if rows < 1 or gsm_rows < rows:
         return None
-    whole = rows if p.mode == "resident" else _even(p.m, gsm_rows, rows)
+    whole = min(rows * tiles, p.m) if p.mode == "resident" else _even(p.m, gsm_rows, rows)
     return Blocks(whole, rows, step, k, n, a_buffers)
 
 
@@ -140,11 +143,12 @@ def estimated_s(machine: Machine, p: Product, b: Blocks) -> float:
     a_bytes = b.m_gsm * b.k * d
     depths = p.depth / b.k
     if p.mode == "resident":
-        a_s = b.m_tile * p.depth * d / ddr
-        moved_s = busy * (b.k * b.n * d / ddr + b.k * row_s)
-        tile_s = rounds * depths * max(compute_s, moved_s)
+        tiles = math.ceil(p.n / b.n) * math.ceil(b.m_gsm / b.m_tile)
+        a_s = b.m_gsm * p.depth * d / ddr
+        moved_s = min(tiles, machine.cores) * (b.k * b.n * d / ddr + b.k * row_s)
+        tile_s = math.ceil(tiles / machine.cores) * depths * max(compute_s, moved_s)
         exposed_s = a_s if b.a_buffers == 1 else max(0.0, a_s - tile_s)
-        return p.m / b.m_tile * (tile_s + exposed_s)
+        return p.m / b.m_gsm * (tile_s + exposed_s)
     c_s = 2 * (b.m_tile * b.n * d / ddr + b.m_tile * row_s)
     b_s = (b.k * b.n * d / ddr + b.k * row_s) * b.m_tile / b.m_gsm
     tile_s = max(compute_s, busy * (c_s + b_s))

@@ -83,18 +83,20 @@ def gemm_tt(k: Kernel, m: int, n: int, depth: int, dtype: str, blocks: Blocks) -
 def gemm_half(k: Kernel, m: int, n: int, depth: int, blocks: Blocks, k_c: int | None) -> None:
     """C = A B of FP16, summed in FP32 after every `k_c` terms. All of k of some rows of A lies in
     GSM, and a tile of C stays in AM until it is complete: through DDR it would go twice, in FP32,
-    for every block of k."""
+    for every block of k. Tiles of these rows are dealt too, where columns do not fill the cores."""
     a, b = k.input("a", m, depth, "f2"), k.input("b", depth, n, "f2")
     c = k.output("c", m, n, "f2")
-    for rows in k.tiles(m, blocks.m_tile, fold="m", least=blocks.a_buffers + 1):
+    for rows in k.tiles(m, blocks.m_gsm, fold="m", least=blocks.a_buffers + 1):
         whole = k.share(a[rows, :], "a", blocks.a_buffers)
-        for core, columns in k.deal(n, blocks.n, fold="n"):
-            c_region = c[rows, columns]
+        parts, widths = k.tiles(whole.shape[0], blocks.m_tile), k.tiles(n, blocks.n)
+        for core, turn in k.deal(len(parts) * len(widths), 1, fold="n"):
+            part, columns = parts[turn.start % len(parts)], widths[turn.start // len(parts)]
+            c_region = c[_within(rows, part), columns]
             total = core.tile(*c_region.shape, "f2" if k_c is None else "f4", "sums")
             core.fill(total, 0.0)
             for inner in k.tiles(depth, blocks.k, fold="k", least=5):
                 b_tile = core.load(b[inner, columns], AM, "b", 2)
-                _stream(k, core, whole[:, inner], b_tile, total, blocks, k_c)
+                _stream(k, core, whole[part, inner], b_tile, total, blocks, k_c)
             if total.dtype != c_region.dtype:
                 half = core.tile(*total.shape, "f2", "half")
                 core.map(half, lambda x: x, total, slots=2)
