@@ -43,7 +43,7 @@ ONLY = {
     "lab": LOW,
     "checkpoint": LOW,
     "models": LOW,
-    "devices": LOW,
+    "devices": (*LOW, "kernels"),
     "engines": (*LOW, "plugins"),
 }
 """Rooms beside the line: what each may import."""
