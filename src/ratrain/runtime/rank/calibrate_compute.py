@@ -27,7 +27,7 @@ LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
-_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25, "deferred": 1 << 20}
+_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25, "deferred": 1 << 20, "mt3000": 1 << 20}
 """Elements of the piece on which the optimizer is timed: a few of what it takes at once."""
 
 
