@@ -23,6 +23,7 @@ ORDER = (
     ("timeline",),
     ("program",),
     ("simulate",),
+    ("kernels",),
     ("plan",),
     ("reproduce", "validate", "convert"),
     ("devices", "models"),
@@ -42,7 +43,7 @@ ONLY = {
     "lab": LOW,
     "checkpoint": LOW,
     "models": LOW,
-    "devices": LOW,
+    "devices": (*LOW, "kernels"),
     "engines": (*LOW, "plugins"),
     "storage": LOW,
 }

@@ -34,8 +34,9 @@ from ratrain.plan.layout.other_clusters import kinds_of, only_kinds
 from ratrain.plan.layout.plan import Plan, plan_of_row
 from ratrain.plan.price.trial import proof, timed
 from ratrain.plan.search.every_plan import every_plan
-from ratrain.plan.search.layouts import Tried, check
+from ratrain.plan.search.layouts import check
 from ratrain.plan.search.speedup import DEFINITION, Speedup, speedup_of
+from ratrain.plan.search.tried import Tried
 from ratrain.program.units import Bools
 
 DESCRIBED = Path(__file__).parent / "described"

@@ -14,7 +14,7 @@ from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.trial import timed
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import search_layouts
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.split import in_layer_orders, together_tried
-from ratrain.plan.search.trial import Drafted, Timed, timed_plan, timed_recovering
+from ratrain.plan.search.trial import timed_plan, timed_recovering
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.plan.words.unequal import every_text
 from ratrain.program.skeletons import SKELETONS, TOGETHER
 from ratrain.program.text import write_text

@@ -22,7 +22,8 @@ from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.split import SplitSearch, in_split_orders, may_be_split
-from ratrain.plan.search.trial import Drafted, Timed, timed_plan
+from ratrain.plan.search.trial import timed_plan
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.plan.words.unequal import every_text
 from ratrain.program.replicas import Recovery
 from ratrain.program.text import write_text

@@ -18,6 +18,7 @@ from ratrain.models.head import IGNORED
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout
 from ratrain.program.strategies import strategy
+from ratrain.runtime.step.frozen import FROZEN
 
 Ints = npt.NDArray[np.int64]
 
@@ -176,6 +177,7 @@ class Setting:
     joined: tuple[int, ...] = ()  # micro-batches that each stage computes at once
     recovery_buffer: int | None = None
     recover_heads: bool | None = None
+    train: tuple[tuple[str, object], ...] = ()  # further keys of [train]
     planned: bool = False  # no [layout]: the degrees only say how many devices there are
     tokenizer: str | None = None
     model_file: str | None = None  # a folder whose config.json describes the model
@@ -301,6 +303,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "weights": setting.weights,
         "timeout": f"{setting.timeout_s:g}s",
         "validate_every": setting.validate_every or None,
+        **dict(setting.train),
     }
     model = f"{setting.model_file}/config.json" if setting.model_file else "config.json"
     tables = {
@@ -472,9 +475,13 @@ def beginning(
     model: ModelSpec, unit: str, kind: str, low: int, high: int, division: Division = WHOLE
 ) -> Tensor:
     """The weights that runs begin with, as `ratrain` makes them; moments are zero."""
+    layout = unit_layout(model, unit, division)
+    if kind == FROZEN:
+        assert layout.frozen is not None
+        return initial_range(model, unit, layout.frozen, low, high, seed=5)
     if kind != "weights":
         return torch.zeros(high - low)
-    return initial_range(model, unit, unit_layout(model, unit, division), low, high, seed=5)
+    return initial_range(model, unit, layout, low, high, seed=5)
 
 
 def write_text(path: Path, *, seed: int = 0, characters: int = 40_000) -> Path:

@@ -14,7 +14,7 @@ from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan import (
     Case,
     EveryPlan,
-    Simulated,
+    Tried,
     every_json,
     every_plan,
     every_text,
@@ -36,7 +36,7 @@ class Plan(Shown):
     """A layout with all that was chosen for it, or stages or replicas that differ: simulated, and
     proved to fit. `build`, `simulate`, `report` and `train(job, plan=...)` take it."""
 
-    tried: Simulated
+    tried: Tried
 
     @cached_property
     def subject(self) -> PlanTree:

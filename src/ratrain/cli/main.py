@@ -51,6 +51,7 @@ VERBS: dict[str, str] = {
     "export": "write a run's weights as a Hugging Face folder",
     "convert": "take over another planner's cluster, layer times and plan",
     "noc": "simulate a chip's mesh network and its collectives",
+    "kernels": "tile programs of a chip: proved, run, timed, drawn",
     "checkpoints": "list, verify and compare a run's checkpoints",
     "lab": "emulate a small, unequal cluster on this machine",
     "net": "measure the network between every pair of hosts",

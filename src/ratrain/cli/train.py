@@ -96,7 +96,7 @@ _COMMAND = "ratrain train"
 @click.option("--restart-data", is_flag=True, help="With --from: read the text anew.")
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "cuda", "deferred"]),
+    type=click.Choice(["cpu", "cuda", "deferred", "mt3000"]),
     help="What ranks compute on; deferred is a CPU that finds missing order. [default: the job's "
     "[train] device, else what its cluster file says: cpu where it says nothing]",
 )

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from ratrain.plan.search.case_of_job import case_of_job as case_of_job
     from ratrain.plan.search.draft import Draft as Draft
     from ratrain.plan.search.every_plan import EveryPlan as EveryPlan
-    from ratrain.plan.search.every_plan import Simulated as Simulated
     from ratrain.plan.search.every_plan import every_plan as every_plan
     from ratrain.plan.search.fit import Way as Way
     from ratrain.plan.search.fit import ways_of as ways_of
@@ -75,7 +74,6 @@ if TYPE_CHECKING:
     from ratrain.plan.search.layouts import Checked as Checked
     from ratrain.plan.search.layouts import Progress as Progress
     from ratrain.plan.search.layouts import Search as Search
-    from ratrain.plan.search.layouts import Tried as Tried
     from ratrain.plan.search.layouts import search_layouts as search_layouts
     from ratrain.plan.search.misfit import Misfit as Misfit
     from ratrain.plan.search.misfit import misfits as misfits
@@ -85,6 +83,7 @@ if TYPE_CHECKING:
     from ratrain.plan.search.space import Side as Side
     from ratrain.plan.search.space import Space as Space
     from ratrain.plan.search.space import sides_of as sides_of
+    from ratrain.plan.search.tried import Tried as Tried
     from ratrain.plan.words.compared import Compared as Compared
     from ratrain.plan.words.compared import LaidOut as LaidOut
     from ratrain.plan.words.compared import compare as compare
@@ -133,13 +132,14 @@ _HOME = {
     "price.places": "costs_of",
     "search.case_of_job": "case_of_job",
     "search.draft": "Draft",
-    "search.every_plan": "EveryPlan Simulated every_plan",
+    "search.every_plan": "EveryPlan every_plan",
     "search.fit": "Way ways_of",
     "search.known_plans": "plan_of_job plans_beside searched",
-    "search.layouts": "Checked Progress Search Tried search_layouts",
+    "search.layouts": "Checked Progress Search search_layouts",
     "search.misfit": "Misfit misfits",
     "search.moves": "Drafts Move declare_move",
     "search.space": "Side Space sides_of",
+    "search.tried": "Tried",
     "words.compared": (
         "Compared LaidOut compare compared_json compared_text laid_out order_found_json "
         "order_found_text search_compared"

@@ -324,14 +324,15 @@ def _splits(
 
 
 def kinds_of_block(job: JobSpec) -> tuple[Block, Block, Block]:
-    """The model's embedding, one of its layers (all are alike), and its head."""
+    """The model's embedding, one of its layers (where they are not alike: the one of which the most
+    is trained), and its head."""
     return _kinds_of_block(job.model.spec)
 
 
 @lru_cache(maxsize=16)
 def _kinds_of_block(model: ModelSpec) -> tuple[Block, Block, Block]:
-    embedding, layer, *_, head = blocks(model)
-    return embedding, layer, head
+    embedding, *layers, head = blocks(model)
+    return embedding, max(layers, key=lambda layer: layer.trained_share()), head
 
 
 def times_by_kind(job: JobSpec, placement: Placement) -> Times:

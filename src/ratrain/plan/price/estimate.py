@@ -45,6 +45,7 @@ from ratrain.plan.layout.sizes import (
     gathered_bytes_per_param,
     held_params,
     sent_boundary_bytes,
+    trained_params,
     trains_tied,
 )
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
@@ -146,8 +147,9 @@ class _Pace:
         split = SKELETONS[group.strategy.skeleton].split_backward
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
-            params = held_params(group.job, parts[block], layout.pipeline) / layout.tensor
-            gather = half(weight_bytes * params)
+            params = trained_params(group.job, parts[block], layout.pipeline) / layout.tensor
+            held = held_params(group.job, parts[block], layout.pipeline) / layout.tensor
+            gather = half(weight_bytes * held)
             reduce = NOTHING
             if schedule.average_every is not None:
                 reduce = half(group.job.train.rule.saved_bytes * params)

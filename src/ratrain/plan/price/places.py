@@ -28,6 +28,7 @@ from ratrain.plan.layout.sizes import (
     gathered_bytes_per_param,
     held_params,
     sent_boundary_bytes,
+    trained_params,
 )
 from ratrain.plan.layout.transfers import group_message, regrouped_message
 from ratrain.plan.layout.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
@@ -122,8 +123,10 @@ class _Places:
         places: list[UnitPlace] = []
         for block in blocks[stage]:
             holders = self._plan.holders[block.kind, block.index]
-            whole = held_params(job, block, self._deepest)
-            params = whole / layout.tensor
+            params = trained_params(job, block, self._deepest) / layout.tensor
+            # At level 3 views are gathered, of all parameters.
+            counted = held_params if self._setup.sharding == 3 else trained_params
+            shared = counted(job, block, self._deepest)
             place = UnitPlace(
                 rank=self._setup.first_rank[number] + rank,
                 kind=block.kind,
@@ -131,13 +134,13 @@ class _Places:
                 layout=layout,
                 times=self._times_of(number, rank, block, device, selective=selective),
                 params=params,
-                view_bytes=self.weight_bytes(holders) * params,
+                view_bytes=self.weight_bytes(holders) * shared / layout.tensor,
                 reduced_bytes=reduced * params,
                 boundary_bytes=boundary_bytes(job),
                 previous=self.messages_to(number, rank, stage - 1),
                 following=self.messages_to(number, rank, stage + 1),
                 sums_link=self._links.sums(number, rank),
-                group=self.group_of(holders, whole, layout.tensor),
+                group=self.group_of(holders, shared, layout.tensor),
                 other_end=self._other_end(number, rank),
                 holders=len(self._links.groups_that_hold(holders)),
             )
@@ -159,8 +162,8 @@ class _Places:
     def _times_of(
         self, number: int, rank: int, block: Block, device: DeviceKind, *, selective: bool
     ) -> BlockTimes:
-        """The times of a block on a rank, found once for all blocks of its kind."""
-        key = number, rank, block.kind, device.name, selective
+        """The times of a block on a rank, found once for all blocks of its sort."""
+        key = number, rank, block.sort, device.name, selective
         if key not in self._times:
             replica = self._plan.replicas[number]
             self._times[key] = times_in_layout(

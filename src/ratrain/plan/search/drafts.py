@@ -23,7 +23,8 @@ from ratrain.plan.search.moves import MOVES, MoveTried, changed
 from ratrain.plan.search.pools import pools_of
 from ratrain.plan.search.space import Space, leaner
 from ratrain.plan.search.stages import Stages
-from ratrain.plan.search.trial import Timed, timed
+from ratrain.plan.search.trial import timed
+from ratrain.plan.search.tried import Timed
 from ratrain.program.strategies import Strategy
 
 Progress = Callable[[int, int], None]

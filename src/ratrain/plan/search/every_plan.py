@@ -10,18 +10,15 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
 from ratrain.errors import Infeasible
 from ratrain.plan.file.form import PlanFile
-from ratrain.plan.search.layouts import Progress, Search, Tried
+from ratrain.plan.search.layouts import Progress, Search
 from ratrain.plan.search.misfit import planned
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 from ratrain.program.skeletons import SKELETONS
 
 STARTS = 4
 """Plans of alike replicas that the search for others begins with."""
 NO_ALIKE = "no plan with identical replicas fits"
-
-Simulated = Tried | Timed[Drafted]
-"""A plan that was proved and simulated: of alike replicas, or of any."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class EveryPlan:
         return self.unequal.others[0] if none_trains and self.unequal.others else None
 
     @property
-    def chosen(self) -> Simulated:
+    def chosen(self) -> Tried:
         """The plan that `ratrain plan` writes, and that every command runs of a job that has no
         layout."""
         if self.best is not None:
@@ -54,7 +51,7 @@ class EveryPlan:
         return self.alike.best
 
     @property
-    def usable(self) -> tuple[Simulated, ...]:
+    def usable(self) -> tuple[Tried, ...]:
         """All plans that can be trained, or that there are where none can: the fastest first."""
         unequal, alike = self.unequal, self.alike.tried if self.alike is not None else ()
         trainable = unequal.trainable if unequal is not None else ()

@@ -19,8 +19,6 @@ import numpy as np
 
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
-from ratrain.plan.file.form import PlanFile, Predicted
-from ratrain.plan.file.writing import file_of_plan
 from ratrain.plan.layout.enumerate import Group, groups_of, no_group
 from ratrain.plan.layout.further_orders import WORTH_SPLIT, in_split_order, split_orders_tried
 from ratrain.plan.layout.plan import Plan, group_of_plan, plan_of_row
@@ -30,7 +28,7 @@ from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.kind_speed import least_step_s, parts_of_cluster
 from ratrain.plan.price.places import costs_of
 from ratrain.plan.price.trial import STEPS, proof, timed
-from ratrain.program.settled import Proved
+from ratrain.plan.search.tried import Tried
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.long import simulate_proved
@@ -74,41 +72,6 @@ class Checked:
     @property
     def fits(self) -> Bools:
         return self.missing_bytes <= 0
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A plan that was simulated: its estimate and its step, by short programs; where it was among
-    the best, its proof and its step are those of the whole program."""
-
-    plan: Plan
-    estimate_s: float
-    step_s: float
-    proved: Proved | None = None
-
-    @property
-    def refusals(self) -> list[str]:
-        """Why `ratrain train` cannot run it: what a layout says it can."""
-        return []
-
-    def file(self) -> PlanFile:
-        """Its plan file."""
-        return file_of_plan(self.plan, Predicted(self.step_s, self.bound_bytes))
-
-    def subject(self) -> Plan:
-        """The plan, to the bit as it is read from its file."""
-        return self.plan
-
-    @property
-    def bound_bytes(self) -> int:
-        """The fullest rank's proven peak."""
-        assert self.proved is not None, "only proved plans are printed"
-        return max((b.total_bytes for b in self.proved.verdict.bounds), default=0)
-
-    @property
-    def gap(self) -> float:
-        """(estimate - simulation) / simulation."""
-        return self.estimate_s / self.step_s - 1
 
 
 @dataclass(frozen=True)
@@ -361,4 +324,6 @@ def _proved(simulated: Iterable[Tried]) -> Iterator[Tried]:
             costs = costs_of(plan, whole.short.setup)
             simulated_whole = simulate_proved(whole, costs, steps=STEPS)
             done, count = done + simulated_whole.ops_simulated, count + 1
-            yield replace(tried, proved=whole, step_s=simulated_whole.step_time_s)
+            bound_bytes = max((b.total_bytes for b in whole.verdict.bounds), default=0)
+            step_s = simulated_whole.step_time_s
+            yield replace(tried, proved=whole, step_s=step_s, bound_bytes=bound_bytes)

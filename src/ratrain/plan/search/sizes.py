@@ -17,7 +17,8 @@ from ratrain.cost.measured import Unmeasured
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search.trial import E, Timed, timed_recovering
+from ratrain.plan.search.trial import timed_recovering
+from ratrain.plan.search.tried import E, Timed
 from ratrain.program.skeletons import SKELETONS
 
 OPS = 100_000

@@ -28,7 +28,8 @@ from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.on_devices import plans_of
 from ratrain.plan.search.pools import Pool
 from ratrain.plan.search.sizes import in_other_sizes
-from ratrain.plan.search.trial import Drafted, E, Timed, fastest_of, timed_recovering
+from ratrain.plan.search.trial import fastest_of, timed_recovering
+from ratrain.plan.search.tried import Drafted, E, Timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.skeletons import TOGETHER, layer_major_name
 

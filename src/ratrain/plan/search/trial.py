@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import Generic, Protocol, TypeVar
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
-from ratrain.plan.file.checks import untrainable
-from ratrain.plan.file.form import PlanFile, Predicted
-from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.places import PlanCosts
@@ -20,56 +14,10 @@ from ratrain.plan.price.trial import STEPS, maker, proof
 from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.on_devices import plans_of
 from ratrain.plan.search.pools import Pool
+from ratrain.plan.search.tried import E, Timed
 from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import step_time_s
-
-
-class Drafted(Protocol):
-    """A plan before it has devices."""
-
-    @property
-    def estimate_s(self) -> float: ...
-
-    @property
-    def ops(self) -> int:
-        """About as many ops as its program has."""
-        ...
-
-
-D = TypeVar("D", bound=Drafted, covariant=True)
-E = TypeVar("E", bound=Drafted)
-
-
-@dataclass(frozen=True)
-class Timed(Generic[D]):
-    """A plan with its draft, its simulated step and its fullest rank's proven peak."""
-
-    draft: D
-    plan: Plan
-    step_s: float
-    bound_bytes: int
-
-    @property
-    def estimate_s(self) -> float:
-        return self.draft.estimate_s
-
-    def file(self) -> PlanFile:
-        """Its plan file."""
-        return file_of_plan(self.plan, Predicted(self.step_s, self.bound_bytes))
-
-    def subject(self) -> Plan:
-        """The plan, to the bit as it is read from its file."""
-        job = self.plan.job
-        return plan_of_file(self.file(), str(job.path or "job"), job)
-
-    @property
-    def refusals(self) -> list[str]:
-        """Why `ratrain train` cannot run it."""
-        reasons = [what for what, _ in untrainable(self.plan)]
-        if not self.plan.job.backend.trains:
-            reasons.append(f"the backend {self.plan.job.backend.name} cannot train")
-        return reasons
 
 
 def timed(
@@ -120,7 +68,7 @@ def timed_plan(draft: E, plan: Plan, bar_s: float) -> tuple[Timed[E] | None, tup
     if has_members(plan) and step_s < bar_s:
         step_s = simulate_proved(proved, of_steps).step_time_s  # a short and a long may alternate
     bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
-    return Timed(draft, plan, step_s, bound_bytes), ()
+    return Timed(plan, draft.estimate_s, step_s, bound_bytes, draft=draft), ()
 
 
 def timed_recovering(

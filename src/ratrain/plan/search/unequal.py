@@ -33,7 +33,7 @@ from ratrain.plan.search.split import (
     may_be_split,
     together_tried,
 )
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.program.skeletons import SKELETONS
 
 DEVICES = 256

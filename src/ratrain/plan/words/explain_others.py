@@ -9,7 +9,7 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.case.replicas_words import short_name
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.known_plans import KnownPlans
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.plan.words.tables import plain_table, rendered, table, wrapped
 
 SHOWN = 6

@@ -13,8 +13,8 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.case.layout_words import ACTIVATIONS, headline, short_name
 from ratrain.plan.case.measured_blocks import left_out_words
 from ratrain.plan.layout.further_orders import order_name
-from ratrain.plan.search.every_plan import Simulated
-from ratrain.plan.search.layouts import Search, Tried
+from ratrain.plan.search.layouts import Search
+from ratrain.plan.search.tried import Tried
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.setup import Setup
@@ -132,7 +132,7 @@ def rendered(made: Table) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def simulated_json(simulated: Simulated) -> dict[str, Any]:
+def simulated_json(simulated: Tried) -> dict[str, Any]:
     """A plan that was simulated; of replicas that differ, also why processes cannot run it."""
     body = {
         "plan": Case(simulated.plan).found_json(),

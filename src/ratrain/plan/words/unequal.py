@@ -10,7 +10,7 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.plan.search.unequal import DEVICES, UnequalSearch, has_too_many
 from ratrain.plan.words.tables import (
     search_json,

@@ -27,7 +27,7 @@ LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
-_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25, "deferred": 1 << 20}
+_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25, "deferred": 1 << 20, "mt3000": 1 << 20}
 """Elements of the piece on which the optimizer is timed: a few of what it takes at once."""
 
 
@@ -70,6 +70,7 @@ def unit_times(
             update_s=_update_s(unit, states, train, device),
             narrowing_s=_narrowing_s(unit, states, device),
             elements=unit.padded,
+            gathered_elements=unit.gathered_elements,
             scratch_bytes=rehearsal.scratch_bytes[index],
             fetch_s=moved_s[0],
             store_s=moved_s[1],
@@ -110,7 +111,7 @@ def _of_first_rank(value: float, group: TensorGroup | None) -> float:
 def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
     """Rounding a piece of a gradient for the network, with its residual where errors are fed back;
     linearly extrapolated to the whole."""
-    if states.gradient_dtype == states.wire.gradients:
+    if states.gradient_dtype == states.wire.gradients or not unit.trained:
         return 0.0
     count = min(_UPDATED[device.place.type], unit.padded)
     wire, residual = states.wire.gradients, None
@@ -138,6 +139,8 @@ def _update_s(unit: UnitState, states: RankStates, train: TrainSpec, device: Dev
 def _update_here_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
     """The optimizer on copies of a piece of the largest part, linearly extrapolated to all; one
     that takes whole matrices, on copies of the largest one."""
+    if not unit.trained:
+        return 0.0
     part = max(unit.parts, key=lambda part: part.end - part.begin)
     run = slice(0, min(_UPDATED[device.place.type], part.end - part.begin))
     matrices = [max(part.parameters, key=lambda each: each.elements)] if train.rule.whole else []

@@ -78,7 +78,7 @@ class Rehearsal:
         left = Counter(op.micro_batch for op in self._ops)
         for unit in self._states.units:
             if unit.view is None:
-                unit.weights.attach_view(self._room[: unit.padded])
+                unit.attach_gathered(self._room[: unit.gathered_elements])
         while self._ops:
             to_come, passing = left.copy(), defaultdict[int, Passed](Passed)
             for op in self._ops:
@@ -94,7 +94,7 @@ class Rehearsal:
             states.clear()
         for unit in self._states.units:
             if unit.view is None:
-                unit.weights.attach_view(None)
+                unit.attach_gathered(None)
         for index in list(self._gradients):
             del self._gradients[index]
             self._made(index)
@@ -210,5 +210,5 @@ def _room(states: RankStates) -> Tensor:
     """Where a view is gathered to; what is gathered for a whole pass has no slot that stays."""
     if states.gathered:
         return states.gathered[0]
-    largest = max((unit.padded for unit in states.units if unit.view is None), default=0)
+    largest = max((u.gathered_elements for u in states.units if u.view is None), default=0)
     return torch.zeros(largest, dtype=states.dtype, device=states.device)
