@@ -51,7 +51,10 @@ def all_of(results: Sequence[Evaluated]) -> Evaluated:
 def data_of_run(path: Path) -> DataSpec | None:
     """How a run reads text, as its job says now; None where `path` is no run."""
     folder = RunFolder(path)
-    return load_job(folder.read_spec().job_path).data if folder.holds_run else None
+    if not folder.holds_run:
+        return None
+    spec = folder.read_spec()
+    return load_job(spec.job_path, spec.overrides).data
 
 
 def evaluated(
