@@ -93,6 +93,7 @@ SLOW: dict[str, list[Words]] = {
     "timeline": [["timeline", "first"]],
     "compare": [["compare", "first", "other"]],
     "sample": [["sample", "first", "--prompt", "line "]],
+    "evaluate": [["evaluate", "first", "text.txt"]],
     "export": [["export", "first", "weights", "--step", "4"]],
     "checkpoints": [
         ["checkpoints", "first"],

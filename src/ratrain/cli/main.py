@@ -48,6 +48,7 @@ VERBS: dict[str, str] = {
     "timeline": "one step of a run, predicted and measured, op by op",
     "compare": "compare two runs bit by bit: losses, weights; step times",
     "sample": "generate text with a trained model",
+    "evaluate": "loss and perplexity of a trained model on held-out files",
     "export": "write a run's weights as a Hugging Face folder",
     "convert": "take over another planner's cluster, layer times and plan",
     "noc": "simulate a chip's mesh network and its collectives",
