@@ -46,6 +46,10 @@ QUICK: dict[str, list[Words]] = {
     ],
     "data": [["data", "job.toml", "--sample", "1"]],
     "plan": [["plan", SMALL, "-o", "plan.json"], ["plan", TWO_KINDS]],
+    "clean": [["clean", "."], ["clean", ".", "--dry-run"]],
+    "fit": [
+        ["fit", "--model", "gpt-neo-2.7b", "--memory", "24GB", "--host", "64GB", "--disk", "1TB"],
+    ],
     "explain": [["explain", "plan.json"], ["explain", UNEQUAL]],
     "program": [["program", SMALL], ["program", SMALL, "--form", "csv", "-o", "small.csv"]],
     "schedules": [

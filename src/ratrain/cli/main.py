@@ -54,6 +54,7 @@ VERBS: dict[str, str] = {
     "noc": "simulate a chip's mesh network and its collectives",
     "kernels": "tile programs of a chip: proved, run, timed, drawn",
     "checkpoints": "list, verify and compare a run's checkpoints",
+    "clean": "remove what killed runs left on a disk",
     "lab": "emulate a small, unequal cluster on this machine",
     "net": "measure the network between every pair of hosts",
     "reproduce": "the RATrain paper's tables beside ours",

@@ -163,7 +163,7 @@ def _run(folder: RunFolder, lock: FolderLock, log: RankLog, requests: StopReques
                 disk_folder(kind, folder.path),
                 run_name(folder.path),
                 timeout_s=context.job.train.timeout_s,
-                say=log.say,
+                say=lambda line: _note(context, [f"rank {rank}: {line}"]),
             )
         )
         return _train(context, device, rendezvous, network, on_round, keep_row, requests, tiers)
