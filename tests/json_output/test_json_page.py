@@ -46,6 +46,7 @@ QUICK: dict[str, list[Words]] = {
     ],
     "data": [["data", "job.toml", "--sample", "1"]],
     "plan": [["plan", SMALL, "-o", "plan.json"], ["plan", TWO_KINDS]],
+    "clean": [["clean", "."], ["clean", ".", "--dry-run"]],
     "fit": [
         ["fit", "--model", "gpt-neo-2.7b", "--memory", "24GB", "--host", "64GB", "--disk", "1TB"],
     ],
@@ -96,6 +97,7 @@ SLOW: dict[str, list[Words]] = {
     "timeline": [["timeline", "first"]],
     "compare": [["compare", "first", "other"]],
     "sample": [["sample", "first", "--prompt", "line "]],
+    "evaluate": [["evaluate", "first", "text.txt"]],
     "export": [["export", "first", "weights", "--step", "4"]],
     "checkpoints": [
         ["checkpoints", "first"],

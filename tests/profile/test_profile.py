@@ -301,7 +301,7 @@ def test_doubtful_figures_are_marked_in_a_file_that_still_loads(tmp_path: Path) 
     path.write_text(cluster_toml(measured(doubts=doubts)))
     text = path.read_text()
     assert "# WARNING: 2 of 7 figures are doubtful" in text
-    assert 'bandwidth = "0.100GB/s"  # DOUBTFUL: it varied' in text
+    assert 'bandwidth = "0.182GB/s"  # DOUBTFUL: it varied' in text
     assert 'latency = "10.000us"  # DOUBTFUL: others' in text
     assert "# message 1 bytes: 10.0 us  <- DOUBTFUL: others" in text
     assert load_cluster(path).links["room"].latency_s == 1e-5

@@ -178,6 +178,7 @@ class Setting:
     recovery_buffer: int | None = None
     recover_heads: bool | None = None
     train: tuple[tuple[str, object], ...] = ()  # further keys of [train]
+    data_keys: tuple[tuple[str, object], ...] = ()  # and of [data]
     planned: bool = False  # no [layout]: the degrees only say how many devices there are
     tokenizer: str | None = None
     model_file: str | None = None  # a folder whose config.json describes the model
@@ -327,6 +328,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         del tables["layout"]
     if setting.files:
         tables["data"] = {"files": list(setting.files), "tokenizer": setting.tokenizer}
+        tables["data"].update(setting.data_keys)
     path = folder / "job.toml"
     path.write_text("\n".join(_table(name, body) for name, body in tables.items()))
     return path

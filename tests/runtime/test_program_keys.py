@@ -48,6 +48,7 @@ OTHER = {
     "schedule.boundary_wire": '"bf16"',
     "schedule.error_feedback": "true",
     "schedule.gradient_bucket": '"1MB"',
+    "schedule.optimizer_tier": '"host"',
 }
 """For each key a value that is not the one of `BEGUN`."""
 NEEDS = {

@@ -8,7 +8,13 @@ from ratrain.profile import links
 from ratrain.profile.driving import DRIVING, driving_toml
 from ratrain.profile.layers import profile_toml
 from ratrain.profile.machine import MachineProfile
-from ratrain.profile.memory import DISK_READ, DISK_WRITE, MEMORY_COPY
+from ratrain.profile.memory import (
+    DEVICE_COPY,
+    DISK_READ,
+    DISK_WRITE,
+    MEMORY_COPY,
+    capacity_bytes,
+)
 from ratrain.profile.products import LAUNCH
 
 
@@ -43,13 +49,15 @@ def cluster_toml(profile: MachineProfile) -> str:
         f'capacity = "{profile.capacity_bytes / 1e9:.3f}GB"',
         f'bandwidth = "{profile.memory_bytes_per_s / 1e9:.3f}GB/s"' + _mark(profile, MEMORY_COPY),
         'source = "capacity: as the system reports; bandwidth: measured, a large copy"',
+        *_host(profile),
         "",
         "[[device.tiers]]",
         'name = "disk"',
         f'capacity = "{profile.disk_free_bytes / 1e9:.3f}GB"',
-        f'bandwidth = "{profile.disk_write_bytes_per_s / 1e9:.3f}GB/s"'
-        + _mark(profile, DISK_WRITE),
-        'source = "measured: free bytes of the temporary folder; written and flushed there"',
+        f'bandwidth = "{profile.disk_bytes_per_s / 1e9:.3f}GB/s"'
+        + _mark(profile, DISK_WRITE, DISK_READ),
+        'source = "measured: free bytes of the temporary folder; as many bytes written and flushed '
+        'there as read"',
         *_driving(profile),
     ]
     for dtype, rate in rates.items():
@@ -94,6 +102,17 @@ def _warning(profile: MachineProfile) -> Iterator[str]:
         count = len({doubt.figure for doubt in profile.doubts})
         yield f"# WARNING: {count} of {profile.figures} figures are doubtful. Something else ran on"
         yield "# this machine. Each is marked `DOUBTFUL` below; measure again when it is quiet."
+
+
+def _host(profile: MachineProfile) -> Iterator[str]:
+    """The host's memory beside a GPU's, at the rate of copies there and back."""
+    if profile.device_copy_bytes_per_s is None or profile.device == "cpu":
+        return
+    there, back = profile.device_copy_bytes_per_s
+    yield from ("", "[[device.tiers]]", 'name = "host"')
+    yield f'capacity = "{capacity_bytes() / 1e9:.3f}GB"'
+    yield f'bandwidth = "{2 / (1 / there + 1 / back) / 1e9:.3f}GB/s"' + _mark(profile, DEVICE_COPY)
+    yield 'source = "capacity: as the system reports, of the whole host; bandwidth: measured"'
 
 
 def _driving(profile: MachineProfile) -> Iterator[str]:

@@ -49,6 +49,11 @@ class MachineProfile:
     driving: DrivingTimes | None = None  # of a CPU: it moves its own bytes
 
     @property
+    def disk_bytes_per_s(self) -> float:
+        """Of as many bytes written as read, one after the other."""
+        return 2 / (1 / self.disk_write_bytes_per_s + 1 / self.disk_read_bytes_per_s)
+
+    @property
     def figures(self) -> int:
         """How many figures were measured."""
         layers = sum(len(entry.times) for entry in self.layers)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from ratrain.profile.doubt import Watch
 from ratrain.profile.products import gpu_present
+from ratrain.storage import disk_rates
 
 COPY_BYTES = 256_000_000
 DISK_BYTES = 256_000_000
@@ -74,25 +74,11 @@ def disk_free_bytes() -> int:
 
 
 def disk_bytes_per_s(watch: Watch, folder: Path | None = None) -> tuple[float, float]:
-    """Bytes a second written (and flushed to the device) and read again, in a temporary file.
+    """Bytes a second written (and flushed to the device) and read again, as optimizer states that
+    wait on disk are: past the page cache, where the file system can.
 
-    The kernel is asked to drop its copy before the read; where it does not, the read is memory's.
     What the kernel's own threads do for the disk counts as others' work.
     """
-    piece = os.urandom(DISK_BYTES // 16)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="ratrain-profile-") as file:
-        began = time.perf_counter()
-        with watch.over(DISK_WRITE):
-            for _ in range(16):
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        written_s = time.perf_counter() - began
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        file.seek(0)
-        began = time.perf_counter()
-        with watch.over(DISK_READ):
-            while file.read(len(piece)):
-                pass
-        return DISK_BYTES / written_s, DISK_BYTES / (time.perf_counter() - began)
+    with watch.over(DISK_WRITE), watch.over(DISK_READ):
+        rates = disk_rates(folder or Path(tempfile.gettempdir()), DISK_BYTES, times=2)
+    return rates.write_bytes_per_s, rates.read_bytes_per_s

@@ -12,6 +12,7 @@ from ratrain.program.families import DEVICE
 from ratrain.program.family_groups import group_name, grouped
 from ratrain.program.kind import Waiting, kind_named
 from ratrain.program.setup import Setup
+from ratrain.program.tiers import TIER_WORDS
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
 from ratrain.simulate.step_bound_words import bound_json, bound_sentence
@@ -131,7 +132,7 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
         memory += f" (budget {format_bytes(budget)}): {fits}"
     yield memory
     for tier, size_bytes in _bounds_below(simulation).items():
-        yield f"proven peak in {tier} memory {format_bytes(size_bytes)} per rank"
+        yield f"proven peak {TIER_WORDS.get(tier, tier)} {format_bytes(size_bytes)} per rank"
     waits = ", ".join(
         f"{AWAITED[kind]} {format_time(time_s)}"
         for kind, time_s in simulation.exposed_s.items()

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from ratrain.describe.units import format_bytes
+from ratrain.describe.units import format_bytes, format_time
 from ratrain.errors import StorageError
 from ratrain.storage.files import Files, OsFiles
 from ratrain.storage.folder import RankFolder, cannot
@@ -58,6 +58,13 @@ class Traffic:
     written_bytes: int = 0
     read_s: float = 0.0
     write_s: float = 0.0
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{format_bytes(self.read_bytes)} read in {format_time(self.read_s)}, "
+            f"{format_bytes(self.written_bytes)} written in {format_time(self.write_s)}"
+        )
 
 
 @dataclass

@@ -166,6 +166,8 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     averages = [f"weights averaged every {counted(every, 'step')}"] if every else []
     tier = job.optimizer_tier
     away = [f"optimizer states wait {TIER_WORDS[tier]} for their updates"] if tier else []
+    if tier and not all(tier in [each.name for each in kind.tiers] for kind in job.cluster.kinds):
+        away.append(f"the cluster describes no tier {tier!r}: no plan counts what moving takes")
     named = filter(None, (dtype_words(dtypes, schedule.dtype), words))
     return [*named, *buckets, *away, *averages]
 

@@ -28,6 +28,7 @@ from ratrain.describe.model import config_hash
 from ratrain.errors import CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
 from ratrain.models.first_weights import first_weights
+from ratrain.models.frozen_weights import frozen_weights, require_same_frozen
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
@@ -156,6 +157,7 @@ def _built(
     require_optimizer(job, checkpoint.manifest, str(path))
     if not spec.data_from or meta.step > spec.data_from:  # else another run's, of another text
         require_same(meta.state, data, job.path, path)
+    require_same_frozen(meta.state, frozen_of(job, spec), _folder(job, spec), path)
     parts = StoredParts(
         model,
         degrees,
@@ -198,12 +200,22 @@ def _saved(parts: StoredParts, division: Division, manifest: Manifest, fresh: So
     return saved
 
 
+def frozen_of(job: JobSpec, spec: RunSpec) -> dict[str, Any]:
+    """What checkpoints keep of the weights that nobody updates."""
+    return frozen_weights(job.model.spec, job.train.seed, _folder(job, spec))
+
+
+def _folder(job: JobSpec, spec: RunSpec) -> Path | None:
+    """The Hugging Face folder that the job begins with."""
+    weights = job.train.weights
+    return None if weights is None else Path(spec.job_path).parent / weights
+
+
 def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
     """The weights that the job names, else random ones."""
     model = job.model.spec
     layouts = {name: unit_layout(model, name, division) for name in unit_names(model)}
-    weights = job.train.weights
-    folder = None if weights is None else Path(spec.job_path).parent / weights
+    folder = _folder(job, spec)
 
     def fresh(unit: str, kind: str, low: int, high: int) -> Tensor:
         if kind not in ("weights", FROZEN):

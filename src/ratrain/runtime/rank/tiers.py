@@ -33,6 +33,7 @@ def tiers_of(
 ) -> Iterator[Mapping[str, Tier]]:
     """Them by name; at the end nothing is left in them. `folder`: of the tier on disk."""
     tiers: dict[str, Tier] = {}
+    store: TierStore | None = None
     used = {member.optimizer_tier for _, member in program.held_by(seat.program_rank)}
     try:
         if HOST in used:
@@ -46,6 +47,8 @@ def tiers_of(
                 say(store.note)
             store.require(sum(sizes), len(sizes))
         yield tiers
+        if store is not None and seat.world_rank == 0:  # it speaks for all
+            say(f"disk: {store.traffic.words}")
     finally:
         for tier in tiers.values():
             tier.close()

@@ -33,7 +33,11 @@ from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts
 from ratrain.runtime.run.own_folder import require_own_folder
-from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
+from ratrain.runtime.run.trainable import (
+    require_gatherable,
+    require_trainable,
+    require_whole_periods,
+)
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seats, seats_of
 
@@ -129,6 +133,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     if job.data is not None and job.data.validation:
         validation = forward_only(case.program)
         _require_fit(verify(validation), validation.setup, str(layout_source))
+    require_gatherable(case.job, case.program.setup)
     spec = RunSpec(
         job_path=str(request.job_path.resolve()),
         pipeline=seats.pipeline,

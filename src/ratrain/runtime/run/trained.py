@@ -18,6 +18,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.division import WHOLE
 from ratrain.models.first_weights import first_weights
+from ratrain.models.frozen_weights import frozen_weights, require_same_frozen
 from ratrain.models.huggingface import read_range
 from ratrain.models.huggingface_config import CONFIG
 from ratrain.models.merged import merged
@@ -95,6 +96,9 @@ def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
 
     base = Path(run.job_path).parent
     began_with = base / case.weights if case.weights else None
+
+    meta, known = checkpoint.manifest.meta, frozen_weights(spec, case.seed, began_with)
+    require_same_frozen(meta.state, known, began_with, folder.checkpoints / step_name(meta.step))
 
     def trained(unit: str) -> Tensor:
         size = unit_layout(spec, unit).size
