@@ -72,6 +72,9 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     yield "buckets, level 3", _at(replace(buckets, sharding=3), 1, 2)
     yield "averages", _at(replace(SHORT, name="1f1b", average_every=2, steps=3), 2, 2)
     yield "validation", _at(replace(SHORT, validate_every=1), 2, 2)
+    for tier, dtype, level in (("host", "bf16", 2), ("disk", "bf16", 0), ("host", "fp32", 3)):
+        away = replace(SHORT, optimizer_tier=tier, dtype=dtype, sharding=level, clip_norm=0.5)
+        yield f"optimizer, {tier}, {dtype}", _at(away, 2, 2)
     narrow = replace(SHORT, gradient_wire="bf16", error_feedback=True)
     yield "error feedback", _at(narrow, 2, 2)
     yield "bf16", _at(replace(SHORT, dtype="bf16", clip_norm=0.5), 2, 2)

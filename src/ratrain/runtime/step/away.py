@@ -88,7 +88,7 @@ class DiskTier:
         self._store.write(key, buffer[:size].numpy().data)
 
     def _buffer(self, direction: str, slot: Tensor) -> Tensor:
-        if not slot.is_cuda:
+        if slot.device.type == "cpu":
             return slot
         if len(self._buffers.get(direction, ())) < len(slot):
             self._buffers[direction] = page_tensor(len(slot), self._device, on_host=True)
@@ -100,10 +100,10 @@ class DiskTier:
 
 def page_tensor(size_bytes: int, device: Device, *, on_host: bool = False) -> Tensor:
     """Bytes in whole pages, which begin on one where they are the processor's."""
-    size, is_cuda = in_pages(size_bytes), device.place.type == "cuda"
-    if is_cuda and not on_host:
+    size, kind = in_pages(size_bytes), device.place.type
+    if kind != "cpu" and not on_host:
         return torch.empty(size, dtype=torch.uint8, device=device.place)
-    room = torch.empty(size + PAGE, dtype=torch.uint8, pin_memory=is_cuda)
+    room = torch.empty(size + PAGE, dtype=torch.uint8, pin_memory=kind == "cuda")
     begin = -room.data_ptr() % PAGE
     return room[begin : begin + size]
 
@@ -115,10 +115,11 @@ class AwayUnit:
         self, name: str, tier: Tier, parts: Iterable[OwnedPart], stays: Iterable[Tensor]
     ) -> None:
         self.name, self.tier, self._parts = name, tier, tuple(parts)
-        memory = {tensor.untyped_storage().data_ptr() for tensor in stays}
+        memory = [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in stays]
         # In fp32 the weights are their own master: a window on what compute reads, which stays.
         self._masters = [
-            part.weights.untyped_storage().data_ptr() not in memory for part in self._parts
+            not any(begin <= part.weights.data_ptr() < end for begin, end in memory)
+            for part in self._parts
         ]
         self.size_bytes = self._each(lambda tensor, _: tensor)
 

@@ -427,13 +427,12 @@ def _unit_state(
         shares = ()
     whole, is_sharded = slice(0, padded), bool(setup.sharding) and len(holders) > 1
     is_away = bool(local.optimizer_tier)
-    # What waits in another tier is complete from the start: others' shares are read too.
-    read = (whole,) if is_away and not is_sharded else shares
 
     def owned(kind: str, held: slice) -> Tensor:
-        """A range of a buffer, of which what this rank owns is read."""
+        """A range of a buffer, of which what this rank owns is read; all of it where that waits in
+        another tier, and is complete from the start."""
         values = torch.zeros(held.stop - held.start, dtype=torch.float32, device=device)
-        for share in read:
+        for share in (held,) if is_away and not is_sharded else shares:
             known = min(share.stop, layout.size)
             if held.start <= share.start < min(known, held.stop):
                 at = slice(share.start - held.start, known - held.start)
