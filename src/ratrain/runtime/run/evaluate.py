@@ -19,7 +19,7 @@ from ratrain.describe.train import DataSpec
 from ratrain.errors import SpecError
 from ratrain.models.units import MicroBatch, unit_of
 from ratrain.models.weights import Weights
-from ratrain.plan.layout.jobs import load_job
+from ratrain.plan import load_job
 from ratrain.runtime.run.trained import TrainedModel
 from ratrain.runtime.run_folder import RunFolder
 
