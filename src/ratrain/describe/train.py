@@ -66,7 +66,8 @@ class TrainSpec:
     weights: FileName | None = None  # a Hugging Face folder to start from; left out: random
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
-    device: Literal["auto", "cpu", "cuda", "deferred", "mt3000"] = "auto"  # auto: as the cluster says
+    # auto: as the cluster says
+    device: Literal["auto", "cpu", "cuda", "deferred", "mt3000"] = "auto"
     # on a GPU, where a rank computes whole replicas: compute is recorded and replayed (CUDA
     # graphs); what that keeps of memory is in the budget and not in the proof
     graphs: bool = False
