@@ -1,5 +1,5 @@
-"""The fit of `call_cycles` (machine.py): set on every other row of the NN products of one core, tried
-on the rows between, and the other way round. A minute."""
+"""The fit of `call_cycles` (machine.py): set on every other row of the NN products of one core,
+tried on the rows between, and the other way round. A minute."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ratrain.cli.progress import progress
 from ratrain.errors import ProgramError, SpecError
 
 if TYPE_CHECKING:
-    from ratrain.kernels import TileKernel, Difference, Figure, Machine, Scored
+    from ratrain.kernels import Difference, Figure, Machine, Scored, TileKernel
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 

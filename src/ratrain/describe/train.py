@@ -72,7 +72,8 @@ class TrainSpec:
     lora: LoraSpec | None = None  # adapters are trained, the model's own weights are not
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
-    device: Literal["auto", "cpu", "cuda", "deferred", "mt3000"] = "auto"  # auto: as the cluster says
+    # auto: as the cluster says
+    device: Literal["auto", "cpu", "cuda", "deferred", "mt3000"] = "auto"
     # on a GPU, where a rank computes whole replicas: compute is recorded and replayed (CUDA
     # graphs); their memory is under the budget's limit, but not in the proof
     graphs: bool = True

@@ -1,6 +1,6 @@
 """An emulated MT-3000 cluster: the CPU's memory, where products and FP16 attention are computed by
-the tile programs of `kernels/`, in the machine's order and types of sums. All else is torch's, on the
-CPU. Slow, and for small models: it shows what a step's numbers would be, not its time."""
+the tile programs of `kernels/`, in the machine's order and types of sums. All else is torch's, on
+the CPU. Slow, and for small models: it shows what a step's numbers would be, not its time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ratrain.kernels.program import TileProgram
 K_C = 32
 """Terms of an FP16 sum before it is added in FP32."""
 BLOCKS = Blocks(240, 240, 24, 256, 192)
-"""Those of every product: which blocks are taken changes no sum, as k is cut at multiples of K_C."""
+"""Of every product. Others would make the same sums, as k is cut at multiples of K_C."""
 ATEN = torch.ops.aten
 Answer = Callable[..., Any]
 

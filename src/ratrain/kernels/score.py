@@ -44,7 +44,7 @@ GEMMS = {"NN": gemm_nn, "NT": gemm_nt, "TT": gemm_tt}
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement: GFLOPS of a core (of `irr` rows in FP32: of all), or cycles."""
+    """A measurement: GFLOPS of a core, or cycles."""
 
     name: str
     level: str
@@ -62,8 +62,6 @@ class Row:
         """Rows that are summed up together."""
         if self.level == "uk":
             return f"micro-kernels, {self.mode}"
-        if self.level == "irr":
-            return f"irregular shapes, {self.dtype}"
         cores = "one core" if self.cores == 1 else "2 to 8 cores"
         wide = self.mode == "NT" and self.cores > 1 and self.k_block >= 1024
         return f"{self.mode}, {cores}{', K_A from 1024 on' if wide else ''}"
@@ -120,11 +118,12 @@ def _row(cells: dict[str, str], place: str) -> Row:
 
 
 def scored(rows: Iterable[Row], machine: Machine = FT_M7032) -> Iterator[Scored]:
-    """Each row that there is a kernel for."""
+    """Each row that there is a kernel for: not those of very short or thin matrices, which the
+    published code transposes on chip, and which are not written here."""
     for row in rows:
         if row.level == "uk":
             yield Scored(row, _micro_kernel(row, machine))
-        elif row.mode in GEMMS:
+        elif row.level == "gemm" and row.mode in GEMMS:
             yield Scored(row, _product(row, machine.with_cores(row.cores)))
 
 
@@ -149,9 +148,7 @@ def _product(row: Row, machine: Machine) -> float:
 
     blocks = _blocks(row, machine, write)
     timed = time_of(lambda kernel: write(kernel, blocks), machine)
-    of_all_cores = row.level == "irr" and row.dtype == "f32"
-    flops = 2.0 * row.m * row.n * row.depth
-    return flops / timed.time_s / (1 if of_all_cores else row.cores) / 1e9
+    return 2.0 * row.m * row.n * row.depth / timed.time_s / row.cores / 1e9
 
 
 def _blocks(row: Row, machine: Machine, write: Writer) -> Blocks:
@@ -159,7 +156,7 @@ def _blocks(row: Row, machine: Machine, write: Writer) -> Blocks:
     if row.mode == "TT" or row.name.startswith("N"):
         return RELEASED
     blocks = (NT if row.mode == "NT" else NN).get(row.k_block)
-    if blocks is None or row.level == "irr":
+    if blocks is None:
         mode = "nt" if row.mode == "NT" else "nn"
         product = Product(mode, row.m, row.n, row.depth, DTYPES[row.dtype])
         return best_blocks(machine, product, write)
