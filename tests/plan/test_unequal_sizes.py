@@ -21,7 +21,7 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.jobs import load_job, load_job_to_plan
 from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.places import costs_of
 from ratrain.plan.search.case_of_job import case_of_job
@@ -51,6 +51,17 @@ def begins() -> None:
     """Nobody counts."""
 
 
+@pytest.mark.slow
+def test_with_more_memory_no_plan_of_the_example_is_slower() -> None:
+    example = Path(__file__).parents[2] / "examples" / "unequal.toml"
+    steps_s: list[float] = []
+    for budget in ("24MB", "26MB", "28MB", "30MB", "32MB", "40MB", "48MB", "64MB"):
+        given = (f"schedule.memory_budget={budget}", "schedule.replicas=any")
+        steps_s.append(every_plan(load_job_to_plan(example, given)).chosen.step_s)
+    assert steps_s == sorted(steps_s, reverse=True)
+    assert steps_s[0] > steps_s[-1]
+
+
 def test_a_kind_with_more_memory_computes_more_sequences_at_once(spec: JobSpec) -> None:
     best = every_plan(spec).best
     assert best is not None and not best.refusals
@@ -78,7 +89,8 @@ def test_no_other_cut_order_sizes_or_recovery_of_the_pipeline_is_faster(spec: Jo
     for layers, turned, sized, recovery in product(((1, 3), (2, 2), (3, 1)), (0, 1), sizes, modes):
         layout = replace(replica.layout, layers=layers)
         groups = tuple(group[::-1] if turned else group for group in replica.groups)
-        other = replace(replica.computing(sized), layout=layout, groups=groups, recovery=recovery)
+        seats = replace(replica.seats, groups=groups)
+        other = replace(replica.computing(sized), layout=layout, seats=seats, recovery=recovery)
         timed, _ = timed_plan(best.draft, replace(best.plan, replicas=(other,)), float("inf"))
         if timed is not None:
             fitting += 1

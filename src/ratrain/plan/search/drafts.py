@@ -35,6 +35,9 @@ CLOCK_MARGIN, LONG_MARGIN = 1.02, 1.005
 """A draft is not simulated whole whose time at the grain of stages is this much above the best; the
 second where its program is long. Of few devices, several to a host, `MARGIN` counts in place of the
 first: their links are estimated there."""
+SLOWER_MARGIN = 1.05
+"""The same of a few further drafts (`Effort.slower`): they may leave memory in which some stages
+take larger micro-batches."""
 SHOWN = 6
 """What a move makes of the plan that is taken: so many are timed, those of the least estimate."""
 LONG_GAIN = 1e-4
@@ -83,12 +86,17 @@ class DraftSearch:
         self._left, self._clock_left = OPS, self.effort.clock_ops
         families: Counter[object] = Counter()
         fitting: set[object] = set()
-        count = 0
+        count = slower = 0
         for time_s, draft in self._priced(starts, allowed):
             if count >= self.effort.simulated or self._left < OPS // 2:
                 break
-            if time_s > self._margin_of(draft) * best_s or families[draft.family] >= ALIKE:
+            if families[draft.family] >= ALIKE:
                 continue
+            if time_s > self._margin_of(draft) * best_s:
+                slower += 1
+                wanted = slower <= self.effort.slower and time_s <= SLOWER_MARGIN * best_s
+                if not (wanted and self.is_tight(tried.values())):
+                    continue
             spares = self.effort.spares_programs and _exchanges_more(draft.state)
             if spares and draft.work in fitting:
                 continue
@@ -104,6 +112,11 @@ class DraftSearch:
             for better in self._climbed(timed_draft):
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
+
+    def is_tight(self, plans: Iterable[Timed[Draft]]) -> bool:
+        """Whether larger micro-batches may not fit some of these plans."""
+        least_bytes = min(self.job.budgets)
+        return any(2 * plan.bound_bytes > least_bytes for plan in plans)
 
     def _priced(
         self, starts: Sequence[Draft], allowed: Callable[[Draft], bool]

@@ -26,6 +26,7 @@ class Effort:
     near: int  # changes of each that are timed at the grain of stages
     clock_ops: int  # ops of one step, over all drafts timed so, after which no more is begun
     simulated: int  # drafts simulated whole
+    slower: int  # further drafts simulated whole, beyond the margin
     climbs: int  # of these, the fastest, are changed
     changes: int  # of a draft, of the least estimate, that are simulated in a round
     long_ops: float  # of a program of several shares, above which it takes seconds
@@ -37,6 +38,7 @@ _FEWEST = Effort(
     near=40,
     clock_ops=100_000_000,
     simulated=48,
+    slower=8,
     climbs=4,
     changes=6,
     long_ops=inf,
@@ -49,12 +51,13 @@ _MANY = replace(
     near=24,
     clock_ops=1_500_000,
     simulated=5,
+    slower=0,
     climbs=1,
     changes=2,
     long_ops=100_000,
     spares_programs=True,
 )
-_QUICK = replace(_FEWEST, width=4, near=30, simulated=6, climbs=1, changes=2)
+_QUICK = replace(_FEWEST, width=4, near=30, simulated=6, slower=0, climbs=1, changes=2)
 """What another host would bring is asked once for each kind."""
 
 

@@ -12,8 +12,9 @@ simulated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.jobs import strategy_of
@@ -33,13 +34,15 @@ from ratrain.plan.search.split import (
     may_be_split,
     together_tried,
 )
-from ratrain.plan.search.tried import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, E, Timed
 from ratrain.program.skeletons import SKELETONS
 
 DEVICES = 256
 """Devices at most: on more, replicas are alike."""
 RESIZED_PLANS = 4
 """Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
+RESIZED_LEAN = 4
+"""Plans tried so beside them: slower ones that leave more memory."""
 REORDERED, REORDERED_MEMBERS = 4, 2
 """Plans of each class, the fastest as simulated, that are tried in other compute orders: of those
 whose stages have one member each, and of the others, which are often much alike."""
@@ -147,12 +150,20 @@ def _least(known_s: float, plans: Sequence[Timed[Drafted]]) -> float:
 
 def _in_other_sizes(seeker: DraftSearch, plans: Sequence[Timed[Draft]]) -> list[Timed[Draft]]:
     """These plans, and the best of them with stages in micro-batches of their own sizes."""
-    better = [
-        faster
-        for timed_plan in plans[:RESIZED_PLANS]
-        for faster in in_other_sizes(timed_plan, seeker.watch)
-    ]
+    begun = list(plans[:RESIZED_PLANS])
+    if seeker.is_tight(begun):
+        begun += islice(_leaner(plans[RESIZED_PLANS - 1 :]), RESIZED_LEAN)
+    better = [faster for plan in begun for faster in in_other_sizes(plan, seeker.watch)]
     return sorted([*plans, *better], key=lambda timed_plan: timed_plan.step_s)
+
+
+def _leaner(plans: Sequence[Timed[E]]) -> Iterator[Timed[E]]:
+    """Those that need less memory than every faster one: they have room for larger sizes."""
+    least_bytes = plans[0].bound_bytes if plans else 0
+    for plan in plans[1:]:
+        if plan.bound_bytes < least_bytes:
+            least_bytes = plan.bound_bytes
+            yield plan
 
 
 def _in_layer_orders(
