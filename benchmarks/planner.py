@@ -17,11 +17,11 @@ import numpy as np
 
 from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, ScheduleSpec
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.layout.candidate import candidate
 from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.bill import bill
-from ratrain.plan.price.durations import costs_of
 from ratrain.plan.price.held import held_by_ranks_of, most_held_of
+from ratrain.plan.price.places import costs_of
 from ratrain.plan.search.layouts import check, search_layouts
 from ratrain.program.strategies import apply_strategy
 from ratrain.program.verify import verify
@@ -112,13 +112,13 @@ def gap() -> None:
             if not fitting:
                 continue
             row = rng.choice(fitting)
-            made = candidate(checked.group, row, checked.recovery[row])
+            made = plan_of_row(checked.group, row, checked.recovery[row])
             program = apply_strategy(made.strategy, made.setup, made.choices)
             verdict = verify(program)
-            costs = costs_of(made.job, made.placement, program.setup)
+            costs = costs_of(made, program.setup)
             simulated = simulate(program, costs, verdict=verdict)
             times.append(float(checked.step_s[row]) / simulated.step_time_s - 1)
-            if made.micro_batches > made.layout.pipeline:
+            if made.alike.micro_batches > made.layout.pipeline:
                 left = spec.budgets[0] + int(checked.missing_bytes[row])
                 memory.append(left / simulated.bound_bytes - 1)
         show(f"step time, {', '.join(clusters)}", times)

@@ -18,8 +18,8 @@ export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 "$python" setup.py --quiet build_ext --inplace >"$out/build.log" 2>&1 || cat "$out/build.log"
 status=0
 parallel=()
-"$python" -c 'import xdist' 2>/dev/null && parallel=(-n 4)
-"$python" -m pytest -m gpu tests/devices "${parallel[@]}" -p no:cacheprovider || status=$?
+"$python" -c 'import xdist' 2>/dev/null && parallel=(-n 6)
+timeout 270 "$python" -m pytest -m gpu tests/devices "${parallel[@]}" -p no:cacheprovider || status=$?
 timeout 420 "$python" benchmarks/devices/gpu.py "$out/gpu.json" >"$out/gpu.log" 2>&1 || {
     tail -n 20 "$out/gpu.log"
     status=1

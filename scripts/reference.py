@@ -39,9 +39,9 @@ def keys_page() -> str:
     from ratrain.describe.job_file import JobFile
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
-    from ratrain.plan import Plan
+    from ratrain.plan import PlanFile
 
-    job, plan = schema_of(JobFile, ""), schema_of(Plan, "")
+    job, plan = schema_of(JobFile, ""), schema_of(PlanFile, "")
     for key, field in plan["properties"].items():  # what it repeats of the job
         for table in ("schedule", "train"):
             if key in job["properties"][table]["properties"]:

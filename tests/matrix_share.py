@@ -1,11 +1,12 @@
-"""Of each test marked `matrix`, a share of its cases, drawn by the commit: what `.ci/run` runs.
+"""Of tests with many cases a share, drawn by the commit: what `.ci/run` runs of the slow ones.
 
-A matrix says one thing of many combinations (schedules, layouts, dtypes). `--share 6` runs a sixth
-of the cases of each, rounded up, so every test runs in every draw. Which ones, the commit's hash
-decides: the same commit draws the same cases on every machine, the next one draws anew. Chance
-leaves gaps: in ten landings a case of a large matrix is drawn at least once with probability
-1 - (5/6)^10 = 84 %, in twenty with 97 %; one of a matrix of four in ten with 94 %; the mean of
-all cases is 90 %. `make soak` runs all. Without `--share`, and without a commit, all cases run.
+A test marked `matrix` says one thing of many combinations (schedules, layouts, dtypes):
+`--share 10` runs a tenth of its cases. Of another slow test with at least `MANY` cases (pages of
+the manual, verbs in a terminal) it runs a third. Shares are rounded up, so every test runs in every
+draw. Which cases, the commit's hash decides: the same commit draws the same on every machine, the
+next one draws anew. Chance leaves gaps: in ten landings a case of a large matrix is drawn at least
+once with probability 1 - (9/10)^10 = 65 %, in twenty with 88 %; one of a third in ten with 98 %.
+`make soak` runs all matrices. Without `--share`, and without a commit, all cases run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NOT_DRAWN = "cases_not_drawn"
+MANY, ONE_IN = 3, 3
+"""Of a slow test that is no matrix and has so many cases, one in so many runs."""
 LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -57,13 +60,24 @@ def pytest_report_header(config: pytest.Config) -> str | None:
         return None
     if draw is None:
         return "matrices: all cases, since no commit is here that could draw a share of them"
-    return f"matrices: one in {share} cases of each, drawn by {draw[:12]}"
+    return (
+        f"one in {share} cases of each matrix, one in {min(share, ONE_IN)} of other slow tests "
+        f"with {MANY} or more, drawn by {draw[:12]}"
+    )
 
 
 def drawn(cases: list[str], share: int, draw: str) -> set[str]:
     """One in `share` of a matrix's cases, rounded up: those that hash lowest with the commit."""
     by_lot = sorted(cases, key=lambda case: sha256(f"{draw} {case}".encode()).digest())
     return set(by_lot[: -(-len(cases) // share)])
+
+
+def share_of(cases: list[pytest.Item], share: int) -> int:
+    """One in how many of a test's cases is to run."""
+    if cases[0].get_closest_marker("matrix"):
+        return share
+    is_slow = all(case.get_closest_marker("slow") for case in cases)
+    return min(share, ONE_IN) if is_slow and len(cases) >= MANY else 1
 
 
 @pytest.hookimpl(trylast=True)  # of those that `-m` leaves
@@ -73,12 +87,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     draw: str | None = config.option.draw
     if share == 1 or draw is None:
         return
-    matrices: dict[str, list[str]] = {}
+    tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("matrix"):
-            matrices.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)
-    kept = {case for cases in matrices.values() for case in drawn(cases, share, draw)}
-    left_out = [i for i in items if i.get_closest_marker("matrix") and i.nodeid not in kept]
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {
+        case
+        for cases in tests.values()
+        for case in drawn([item.nodeid for item in cases], share_of(cases, share), draw)
+    }
+    left_out = [item for item in items if item.nodeid not in kept]
     config.stash[LEFT_OUT] = len(left_out)
     gone = {id(item) for item in left_out}
     items[:] = [item for item in items if id(item) not in gone]
@@ -104,5 +121,5 @@ def pytest_terminal_summary(
     """Say how many cases were left out, and how to run them."""
     if left_out := config.stash.get(LEFT_OUT, 0):
         terminalreporter.write_line(
-            f"{left_out:,} cases of matrices were not drawn; `pytest` without --share runs them"
+            f"{left_out:,} cases were not drawn; `pytest` without --share runs them"
         )

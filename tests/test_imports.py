@@ -23,6 +23,7 @@ ORDER = (
     ("timeline",),
     ("program",),
     ("simulate",),
+    ("kernels",),
     ("plan",),
     ("reproduce", "validate", "convert"),
     ("devices", "models"),
@@ -42,7 +43,7 @@ ONLY = {
     "lab": LOW,
     "checkpoint": LOW,
     "models": LOW,
-    "devices": LOW,
+    "devices": (*LOW, "kernels"),
     "engines": (*LOW, "plugins"),
     "storage": LOW,
 }
@@ -245,7 +246,7 @@ def test_a_job_is_planned_proved_simulated_and_reported_without_torch(
 
 def test_a_run_is_launched_and_reported_without_torch() -> None:
     """Its ranks import it, which takes each a second or two; the launcher has no tensors."""
-    with_tensors = ("export", "trained")
+    with_tensors = ("evaluate", "export", "trained")
     modules = [
         f"ratrain.runtime.run.{path.stem}"
         for path in sorted((SOURCE / "runtime" / "run").glob("*.py"))

@@ -11,7 +11,7 @@ import pytest
 
 from matrix_share import drawn
 
-CASES = [f"tests/some.py::test_it[{n}]" for n in range(24)]
+CASES = [f"tests/some.py::test_it[{n}]" for n in range(30)]
 COMMITS = [f"{n:040x}" for n in range(2000)]
 TESTS = """
 import pytest
@@ -29,28 +29,33 @@ def test_few(n):
 @pytest.mark.parametrize("n", range(2))
 def test_not_a_matrix(n):
     assert n >= 0
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(9))
+def test_slow(n):
+    assert n >= 0
 """
 
 
 def test_a_commit_draws_one_in_so_many_cases_rounded_up_and_another_commit_draws_anew() -> None:
     assert drawn(CASES, 5, COMMITS[0]) == drawn(CASES[::-1], 5, COMMITS[0])
     assert drawn(CASES, 5, COMMITS[0]) != drawn(CASES, 5, COMMITS[1])
-    for share, size in ((1, 24), (5, 5), (10, 3), (24, 1), (100, 1)):
+    for share, size in ((1, 30), (5, 6), (10, 3), (30, 1), (100, 1)):
         assert len(drawn(CASES, share, COMMITS[0])) == size
 
 
 def test_a_case_is_left_out_ten_times_in_a_row_as_seldom_as_the_module_says() -> None:
-    draws = [drawn(CASES, 6, commit) for commit in COMMITS]
+    draws = [drawn(CASES, 10, commit) for commit in COMMITS]
     tens = [set[str]().union(*draws[n : n + 10]) for n in range(0, len(draws), 10)]
     left_out = sum(len(CASES) - len(ten) for ten in tens) / (len(CASES) * len(tens))
-    assert abs(left_out - (5 / 6) ** 10) < 0.02
-    assert all(len(set[str]().union(*draws[n : n + 60])) == 24 for n in range(0, 1800, 60))
+    assert abs(left_out - (9 / 10) ** 10) < 0.02
+    assert all(len(set[str]().union(*draws[n : n + 100])) == 30 for n in range(0, 1800, 100))
 
 
 @pytest.mark.slow
 def test_pytest_runs_the_share_and_says_how_many_cases_it_left_out(tmp_path: Path) -> None:
     (tmp_path / "test_made.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     said = [
         subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "matrix_share", *words, "-c", "pytest.ini", "."],
@@ -62,8 +67,8 @@ def test_pytest_runs_the_share_and_says_how_many_cases_it_left_out(tmp_path: Pat
         ).stdout
         for words in ([], ["--share", "5", "--draw", "abc", "-n", "2"])
     ]
-    assert "25 passed" in said[0]
+    assert "34 passed" in said[0]
     assert "drawn" not in said[0]
-    assert re.search(r"\b7 passed", said[1])
-    assert "one in 5 cases of each, drawn by abc" in said[1]
-    assert "18 cases of matrices were not drawn" in said[1]
+    assert re.search(r"\b10 passed", said[1])
+    assert "one in 5 cases of each matrix, one in 3 of other slow tests with 3 or more" in said[1]
+    assert "24 cases were not drawn" in said[1]

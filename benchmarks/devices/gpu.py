@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PEAK_FLOPS = 989e12
 STEPS, KEPT = 12, 7
-PEERS = ("eager", "compile", "fsdp2", "fsdp2 compile")
+PEERS = ("compile", "fsdp2 compile", "eager", "fsdp2")
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -74,7 +74,7 @@ learning_rate = 3e-4
 warmup_steps = 4
 clip_norm = 1.0
 share_gpu = {share}
-graphs = true
+graphs = {graphs}
 
 [data]
 files = ["{text}"]
@@ -126,6 +126,7 @@ def written_job(folder: Path, name: str, **changes: Any) -> Path:
         "budget": "70GB",
         "steps": STEPS,
         "share": "false",
+        "graphs": "true",
         "text": text.name,
         "more": "",
     }

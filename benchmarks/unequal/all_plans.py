@@ -25,12 +25,11 @@ from loose import LooseClock, LooseStages
 from random_clusters import Cluster
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.search.clock import StageClock
 from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.on_devices import file_of_plan
 from ratrain.plan.search.parts import Part, part_of
 from ratrain.plan.search.pools import Post, Shape, in_division, pools_of, tensor_degrees, used_of
 from ratrain.plan.search.stages import Stages

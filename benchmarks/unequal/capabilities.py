@@ -32,8 +32,8 @@ from planning import Planned, WrittenPlan, of_any
 
 from ratrain.describe.job import JobSpec
 from ratrain.lab import Lab
-from ratrain.plan.file.uneven import UnevenPlan
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.unequal import unequal_search
 
@@ -47,16 +47,16 @@ class Row:
     """A capability, and devices on which the planner needs it."""
 
     name: str
-    has: Callable[[UnevenPlan], bool]
+    has: Callable[[Plan], bool]
     case: Case
 
 
-def has_sizes(plan: UnevenPlan) -> bool:
+def has_sizes(plan: Plan) -> bool:
     """Whether stages compute different numbers of micro-batches at once."""
     return any(len(set(replica.joined)) > 1 for replica in plan.replicas)
 
 
-def has_members(plan: UnevenPlan) -> bool:
+def has_members(plan: Plan) -> bool:
     """Whether a stage has several members."""
     return any(len(shares) > 1 for replica in plan.replicas for shares in replica.serving)
 
@@ -135,11 +135,11 @@ def plans_of(row: Row, job: JobSpec) -> tuple[NamedPlan, NamedPlan | None]:
     job = replace(job, layout=None)
     alike = search_layouts(job)
     alike_s = alike.best.step_s if alike.tried else inf
-    starts = [tried.candidate for tried in alike.tried[:STARTS]]
+    starts = [tried.plan for tried in alike.tried[:STARTS]]
     others = unequal_search(job, starts, alike_s).trainable
     without = [plan for plan in others if not row.has(plan.plan)]
     having = [plan for plan in others if row.has(plan.plan)]
-    best = of_any(without[0]) if without else Planned(alike.best.candidate, alike_s).written
+    best = of_any(without[0]) if without else Planned(alike.best.plan, alike_s).written
     return NamedPlan("without", best), NamedPlan("with", of_any(having[0])) if having else None
 
 

@@ -27,8 +27,8 @@ from statistics import median
 from all_plans import AllPlans
 from random_clusters import Cluster, Kind, random_cluster, write_job
 
-from ratrain.plan.file.uneven import UnevenPlan, has_members
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.every_plan import every_plan
 
@@ -62,7 +62,7 @@ class Compared:
         return self.found_s / self.best_s - 1
 
 
-def _is_beyond(plan: UnevenPlan) -> bool:
+def _is_beyond(plan: Plan) -> bool:
     """Whether a plan has stages of several members, or in micro-batches of other sizes."""
     return has_members(plan) or any(replica.joined for replica in plan.replicas)
 

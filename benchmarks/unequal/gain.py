@@ -71,7 +71,7 @@ def main() -> None:
             began = time.process_time()
             alike = planned(job)
             between = time.process_time()
-            starts = [tried.candidate for tried in alike.tried[:STARTS]]
+            starts = [tried.plan for tried in alike.tried[:STARTS]]
             unequal = unequal_search(job, starts, alike.best.step_s)
             ended = time.process_time()
         alike_s = alike.best.step_s

@@ -27,15 +27,16 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.ranges import STAGES, write_list
 from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError
-from ratrain.plan.layout.candidate import Candidate, candidate
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.further_orders import in_split_order, split_orders_tried
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.other_clusters import kinds_of, only_kinds
+from ratrain.plan.layout.plan import Plan, plan_of_row
 from ratrain.plan.price.trial import proof, timed
 from ratrain.plan.search.every_plan import every_plan
-from ratrain.plan.search.layouts import Tried, check
+from ratrain.plan.search.layouts import check
 from ratrain.plan.search.speedup import DEFINITION, Speedup, speedup_of
+from ratrain.plan.search.tried import Tried
 from ratrain.program.units import Bools
 
 DESCRIBED = Path(__file__).parent / "described"
@@ -59,19 +60,19 @@ Rows = Callable[[Group], Bools]
 
 def best(job: JobSpec, name: str, rows: Rows) -> Found | None:
     """The fastest plan of a sort; None where none fits."""
-    ranked: list[tuple[float, int, Candidate]] = []
+    ranked: list[tuple[float, int, Plan]] = []
     for group in groups_of(job):
         checked = check(group)
         for row in np.flatnonzero(checked.fits & rows(group)).tolist():
-            plan = candidate(group, row, checked.recovery[row])
+            plan = plan_of_row(group, row, checked.recovery[row])
             ranked.append((float(checked.step_s[row]), len(ranked), plan))
     ranked.sort(key=lambda entry: entry[:2])
-    plans: list[tuple[float, Candidate]] = []
+    plans: list[tuple[float, Plan]] = []
     for _, _, plan in ranked[:TRIED]:
         for ordered in (plan, *_split(plan)):
-            case = ordered.strategy, ordered.setup, ordered.choices
-            step_s, _ = timed(ordered.job, ordered.placement, *case)
-            if step_s is not None and proof(*case).verdict.sound:
+            step_s, _ = timed(ordered)
+            proved = proof(ordered.strategy, ordered.setup, ordered.choices)
+            if step_s is not None and proved.verdict.sound:
                 plans.append((step_s, ordered))
     if not plans:
         return None
@@ -79,21 +80,21 @@ def best(job: JobSpec, name: str, rows: Rows) -> Found | None:
     return Found(name, step_s, words_of(plan))
 
 
-def _split(plan: Candidate) -> Iterator[Candidate]:
+def _split(plan: Plan) -> Iterator[Plan]:
     """The same plan in orders that split backward, where it may be in one; proved by the caller."""
-    if any(mode.again for mode in plan.recovery):
+    if any(mode.again for mode in plan.alike.recovery):
         return
     for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
         strategy = replace(plan.strategy, skeleton=name)
         yield replace(plan, job=in_split_order(plan.job, name), strategy=strategy)
 
 
-def words_of(plan: Candidate) -> str:
+def words_of(plan: Plan) -> str:
     """Degrees, layers, recovery and order of a plan."""
     layout = plan.layout
     degrees = f"pipeline {layout.pipeline} x data {layout.data} x tensor {layout.tensor}"
-    modes = write_list([mode.value for mode in plan.recovery], STAGES)
-    layers = f"layers per stage {write_list(plan.layers, STAGES)}"
+    modes = write_list([mode.value for mode in plan.alike.recovery], STAGES)
+    layers = f"layers per stage {write_list(plan.alike.layers, STAGES)}"
     return f"{degrees}; {layers}; recovery {modes}; {plan.strategy.skeleton}"
 
 
@@ -142,7 +143,7 @@ def mix_lines(described: Mix) -> Iterator[str]:
     for kind_alone in described.speedups[0].alone:
         assert kind_alone.best is not None and kind_alone.tokens_per_s is not None
         yield f"  {kind_alone.kind.name + ' alone':14s} {kind_alone.tokens_per_s:10,.1f} tokens/s"
-        yield f"    {words_of(kind_alone.best.candidate)}"
+        yield f"    {words_of(kind_alone.best.plan)}"
     for order, speedup in zip(described.orders, described.speedups, strict=True):
         yield f"  {order.name:14s} {speedup.tokens_per_s:10,.1f} tokens/s, HSR {speedup.hsr:.3f}"
         yield f"    {order.words}"
@@ -174,7 +175,7 @@ def plans_of(job: JobSpec) -> Iterator[Found]:
 def planned_by_us(job: JobSpec) -> Found:
     """The plan that `ratrain plan` writes."""
     chosen = every_plan(job).chosen
-    words = words_of(chosen.candidate) if isinstance(chosen, Tried) else of_any(chosen).words
+    words = words_of(chosen.plan) if isinstance(chosen, Tried) else of_any(chosen).words
     return Found("ratrain plan", chosen.step_s, words)
 
 

@@ -67,7 +67,7 @@ def main() -> None:
     began = time.process_time()
     searched = search_layouts(job)
     took_s = time.process_time() - began
-    best = searched.best.candidate
+    best = searched.best.plan
     print(
         f"{chosen.model}, {chosen.devices:,} devices of {len(KINDS)} kinds: {parts} parts of the "
         f"cluster, {searched.checks:,} rows, {searched.simulated} simulated, {took_s:.1f} s of "
@@ -81,7 +81,7 @@ def main() -> None:
     if not searchable(job):
         return
     began = time.process_time()
-    starts = [tried.candidate for tried in searched.tried[:STARTS]]
+    starts = [tried.plan for tried in searched.tried[:STARTS]]
     unequal = unequal_search(job, starts, searched.best.step_s)
     took_s = time.process_time() - began
     fastest_s = min(

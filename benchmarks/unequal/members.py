@@ -20,8 +20,8 @@ from random import Random
 
 from random_clusters import Cluster, random_cluster, write_job
 
-from ratrain.plan.file.uneven import UnevenPlan, has_members
 from ratrain.plan.layout.jobs import load_job_to_plan
+from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 
 DRAWN = ((31, 3, 4, 60), (11, 3, 5, 24), (41, 3, 6, 14))
@@ -41,7 +41,7 @@ class Found:
     processor_s: float
 
 
-def special(plan: UnevenPlan) -> tuple[str, ...]:
+def special(plan: Plan) -> tuple[str, ...]:
     """What is special in a plan with stages of several members."""
     if not has_members(plan):
         return ()

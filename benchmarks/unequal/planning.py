@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ratrain.describe.cluster import Device
-from ratrain.plan.file.uneven import UnevenReplica
-from ratrain.plan.file.writing import plan_of, write_plan
-from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job, load_job_to_plan
+from ratrain.plan.layout.plan import Plan, plan_of_layout
+from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.trial import timed
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import search_layouts
-from ratrain.plan.search.on_devices import file_of_plan
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class WrittenPlan:
 class Planned:
     """A layout of our own, and a step as the planner expects it."""
 
-    candidate: Candidate
+    plan: Plan
     step_s: float
 
     @property
@@ -41,7 +40,7 @@ class Planned:
 
     @property
     def _stages(self) -> list[list[float]]:
-        layout, place = self.candidate.layout, self.candidate.placement
+        layout, place = self.plan.layout, self.plan.placement
         return [
             [_share(place.device(stage, data)) for data in range(layout.data)]
             for stage in range(layout.pipeline)
@@ -50,24 +49,26 @@ class Planned:
     @property
     def words(self) -> str:
         """The stages in their order, with their devices' processors."""
-        text = lying(self.candidate.layers, self._stages)
-        skeleton = self.candidate.strategy.skeleton
+        text = lying(self.plan.alike.layers, self._stages)
+        skeleton = self.plan.strategy.skeleton
         order = "" if skeleton == "1f1b" else f"; {skeleton}"
-        return f"{text}, micro-batches of {self.candidate.job.batch.micro_batch}{order}"
+        return f"{text}, micro-batches of {self.plan.job.batch.micro_batch}{order}"
 
     def with_layers(self, layers: tuple[int, ...]) -> Planned:
         """The same devices, micro-batches and schedule, cut otherwise."""
-        old = self.candidate
+        old = self.plan
         layout = replace(old.layout, layers=layers)
         job, place = replace(old.job, layout=layout), replace(old.placement, layout=layout)
-        new = replace(old, job=job, placement=place)
-        step_s, _ = timed(job, place, new.strategy, new.setup, new.choices)
+        new = plan_of_layout(
+            job, place, old.strategy, old.mode, recovery=old.alike.recovery, buffer=old.buffer
+        )
+        step_s, _ = timed(new)
         return Planned(new, step_s or float("nan"))
 
     @property
     def written(self) -> WrittenPlan:
         """Its plan file."""
-        return WrittenPlan(self.words, self.step_s, write_plan(plan_of(self.candidate)))
+        return WrittenPlan(self.words, self.step_s, write_plan(file_of_plan(self.plan)))
 
 
 def lying(layers: Sequence[int], stages: Sequence[Sequence[float]]) -> str:
@@ -90,7 +91,7 @@ def best_of_all(job: Path) -> WrittenPlan:
     if plans.best is not None:
         return of_any(plans.best)
     assert plans.alike is not None, "one of the searches has found a plan"
-    return Planned(plans.alike.best.candidate, plans.alike.best.step_s).written
+    return Planned(plans.alike.best.plan, plans.alike.best.step_s).written
 
 
 def of_any(plan: Timed[Drafted]) -> WrittenPlan:
@@ -100,7 +101,7 @@ def of_any(plan: Timed[Drafted]) -> WrittenPlan:
     return WrittenPlan(words + order, plan.step_s, write_plan(file_of_plan(plan.plan)))
 
 
-def _replica_words(replica: UnevenReplica) -> str:
+def _replica_words(replica: PlacedReplica) -> str:
     """ "2 layers on 0.6 (8), 0.4 (4) + 1 layer on 0.5, 2 at once; 12 micro-batches of 1"."""
     layers = replica.layout.layers
     assert isinstance(layers, tuple)
@@ -117,7 +118,7 @@ def _replica_words(replica: UnevenReplica) -> str:
     )
 
 
-def _member_words(replica: UnevenReplica, rank: int, shares: bool) -> str:
+def _member_words(replica: PlacedReplica, rank: int, shares: bool) -> str:
     kind = replica.groups[0][rank][0].kind
     name = kind.name if kind.lab is None else f"{kind.lab.cpus:g}"
     served = replica.serves[rank]
@@ -128,6 +129,6 @@ def _member_words(replica: UnevenReplica, rank: int, shares: bool) -> str:
 def planned(job: Path, pipeline: int | None = None) -> Planned:
     """The planner's best, of all degrees or of one number of stages."""
     for tried in search_layouts(load_job(job)).tried:
-        if pipeline in (None, tried.candidate.layout.pipeline):
-            return Planned(tried.candidate, tried.step_s)
+        if pipeline in (None, tried.plan.layout.pipeline):
+            return Planned(tried.plan, tried.step_s)
     raise LookupError(f"none of the planner's best has {pipeline} stages")

@@ -106,7 +106,7 @@ class Ground:
         else:
             yield self._by_plan(OURS, self.row.case, best_of_all(job))
         if self.row.equal:
-            layers = equal_split(sum(alike.candidate.layers), len(alike.candidate.layers))
+            layers = equal_split(sum(alike.plan.alike.layers), len(alike.plan.alike.layers))
             yield self._by_layout(EQUAL, alike.with_layers(layers))
         if self.row.fewer:
             case = self.row.case.but(
@@ -128,7 +128,7 @@ class Ground:
     def _peer(self, shape: Shape, planned: Planned, size: int | None = None) -> Entrant:
         """On all devices, in the planner's order of them; or on the first ones. Of devices that are
         hosts of their own, slow ones first and fast ones first are tried too."""
-        placed = (*planned.candidate.placement.devices, *planned.candidate.idle)
+        placed = (*planned.plan.placement.devices, *planned.plan.idle)
         order = [device.index for device in placed]
         if shape.ranks < len(order):
             order = list(range(shape.ranks))
@@ -227,9 +227,9 @@ def _figures(entrant: Entrant, runs: list[Outcome]) -> Figures:
         return figures
     return replace(
         figures,
-        layers=layout.candidate.layers,
+        layers=layout.plan.alike.layers,
         shares=layout.shares,
-        micro_batches=layout.candidate.micro_batches,
+        micro_batches=layout.plan.alike.micro_batches,
     )
 
 

@@ -84,7 +84,7 @@ def test_its_comments_are_values_that_load_too(folder: Path) -> None:
     loaded = load_job(job)
     assert loaded.layout is not None and loaded.data is not None
     assert loaded.data.validation == ("held-out.jsonl",)
-    usual = replace(loaded.train, weights=None, clip_norm=None, warmup_steps=0)
+    usual = replace(loaded.train, weights=None, clip_norm=None, warmup_steps=0, lora=None)
     assert usual == TrainSpec(), "a comment shows a default"
 
 

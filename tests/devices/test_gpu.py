@@ -95,6 +95,8 @@ def trained(folder: Path, name: str, *words: str, **said: Any) -> Path:
     job.write_text(JOB.format(**filled))
     done = ratrain("train", str(job), "--run", str(run), "--no-calibrate", *words)
     assert done.returncode == 0, done.stderr[-3000:]
+    if filled["pipeline"] == filled["tensor"] == 1:
+        assert "cannot be recorded" not in done.stdout + done.stderr
     return run
 
 
@@ -115,16 +117,41 @@ def test_a_run_on_a_gpu_gives_the_same_bits_again(tmp_path: Path) -> None:
     assert losses(trained(tmp_path, "once")) == losses(trained(tmp_path, "again"))
 
 
-@pytest.mark.parametrize("schedule", ["ratrain", "1f1b"])
+PLAIN = ("--set", "train.graphs=false")
+HELD_OUT = ("--set", "data.validation=['held-out.txt']", "--set", "train.validate_every=3")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"schedule": "ratrain"}, ()),
+        ({"schedule": "1f1b"}, ()),
+        ({"schedule": "ratrain", "dtype": "fp16"}, ()),
+        ({"schedule": "ratrain", "dtype": "fp32"}, ()),
+        ({"schedule": "ratrain", "data": 2}, ()),
+        ({"schedule": "pe-zero", "data": 2}, ()),
+        ({"schedule": "ratrain"}, HELD_OUT),
+    ],
+    ids=["ratrain", "1f1b", "fp16", "fp32", "data", "pe-zero", "validation"],
+)
 def test_recorded_ops_give_the_bits_of_those_launched_one_by_one(
-    tmp_path: Path, schedule: str
+    tmp_path: Path, said: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    said = {"dtype": "bf16", "schedule": schedule, "steps": 7}
-    runs = [
-        trained(tmp_path, f"graphs-{graphs}", "--set", f"train.graphs={graphs}", **said)
-        for graphs in ("true", "false")
-    ]
-    assert losses(runs[0]) == losses(runs[1])
+    (tmp_path / "held-out.txt").write_text("bottles " * 2000)
+    one_by_one, recorded = (
+        trained(tmp_path, name, *words, *graphs, steps=9, **said)
+        for name, graphs in (("plain", PLAIN), ("graphs", ()))
+    )
+    assert losses(recorded) == losses(one_by_one)
+
+
+def test_a_recorded_run_that_is_resumed_has_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+    whole = trained(tmp_path, "whole", steps=9)
+    trained(tmp_path, "parts", "--steps", "6", steps=9)
+    job, run = tmp_path / "parts.toml", tmp_path / "parts"
+    done = ratrain("train", str(job), "--run", str(run), "--resume", "--steps", "9")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert losses(run) == losses(whole)
 
 
 def test_ranks_that_share_a_gpu_give_the_losses_of_one(tmp_path: Path) -> None:
@@ -155,14 +182,26 @@ def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(tmp_path: Path) -> Non
         {"schedule": "pe-zero", **GRID},
         {"schedule": "ratrain", "pipeline": 2, "tensor": 2},
         {"schedule": "ratrain", "pipeline": 4, "dtype": "fp16"},
+        {"schedule": "ratrain"},
+        {"schedule": "1f1b"},
+        {"schedule": "pe-zero", "data": 2},
     ],
-    ids=["1f1b", "pe-zero", "tensor", "fp16"],
+    ids=["1f1b", "pe-zero", "tensor", "fp16", "recorded", "recorded-1f1b", "recorded-pe-zero"],
 )
 def test_no_more_is_allocated_than_was_proved(tmp_path: Path, said: dict[str, Any]) -> None:
     run = trained(tmp_path, "run", **said)
     for path in (run / "ranks").glob("records-*.json"):
         memory = json.loads(path.read_text())["memory"]
         assert 0 < memory["allocated_peak_bytes"] <= memory["size_bytes"], memory
+
+
+@pytest.mark.parametrize("schedule", ["ratrain", "1f1b"])
+def test_recorded_ops_run_in_no_more_than_was_proved(tmp_path: Path, schedule: str) -> None:
+    """The allocator's limit is the budget's, and with it what graphs keep."""
+    roomy = trained(tmp_path, "roomy", schedule=schedule)
+    body = json.loads((roomy / "report.json").read_text())
+    budget = ("--set", f"schedule.memory_budget={body['memory'][0]['bound_bytes']}B")
+    assert losses(trained(tmp_path, "tight", *budget, schedule=schedule)) == losses(roomy)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

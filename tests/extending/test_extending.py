@@ -26,11 +26,11 @@ from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.describe.optimizers import Step
 from ratrain.describe.train import TrainSpec
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.case.of_layout import LayoutCase, case_of, case_of_candidate
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
-from ratrain.plan.layout.gradient_groups import data_group
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.placement import place
 from ratrain.plan.search.misfit import planned
@@ -64,24 +64,24 @@ def job_of_page(folder: Path, **schedule: object) -> JobSpec:
     return replace(job, schedule=ScheduleSpec(**{"dtype": "fp32", **schedule}))  # type: ignore[arg-type]
 
 
-def goes_everywhere(job: JobSpec) -> LayoutCase:
+def goes_everywhere(job: JobSpec) -> Case:
     """Checks a job's program in all forms, and those of all its plans."""
     case = case_of(job)
     check_forms(case)
     search = planned(replace(job, layout=None))
     for tried in search.tried[:4]:
-        of_plan = case_of_candidate(tried.candidate)
+        of_plan = Case(tried.plan)
         assert verify(of_plan.program).sound
         assert tried.bound_bytes == max(b.total_bytes for b in verify(of_plan.program).bounds)
-    text = write_plan(plan_of(search.best.candidate))
-    again = case_of_candidate(to_candidate(parse_plan(text, "plan.json"), "plan.json"))
-    assert again.program == case_of_candidate(search.best.candidate).program
+    text = write_plan(file_of_plan(search.best.plan))
+    again = Case(plan_of_file(parse_plan(text, "plan.json"), "plan.json"))
+    assert again.program == Case(search.best.plan).program
     assert again.job.schedule.collective == job.schedule.collective
     check_forms(again)
     return case
 
 
-def check_forms(case: LayoutCase) -> None:
+def check_forms(case: Case) -> None:
     """Text, verifier, bounds and simulator of a case agree."""
     program = case.program
     assert read_text(write_text(program)) == program
@@ -99,7 +99,7 @@ def check_forms(case: LayoutCase) -> None:
     assert all(peaks[bound.rank] <= bound.total_bytes for bound in verdict.bounds)
 
 
-def kinds_of(case: LayoutCase) -> set[str]:
+def kinds_of(case: Case) -> set[str]:
     return {action.kind.name for lane in case.program.lanes.values() for action in lane}
 
 
@@ -201,10 +201,10 @@ def test_a_device_is_planned_for_by_its_file_alone(page: Path) -> None:
 
 def test_a_collective_goes_everywhere_and_is_what_the_simulator_takes(page: Path) -> None:
     case = goes_everywhere(job_of_page(page, collective="halving"))
-    group = data_group(case.placement, 0)
+    group = case.plan.placement.data_group(0)
     halved = of_messages(ALGORITHMS["halving"], 1e6, group)
     assert half("halving", 1e6, group) == halved
-    assert case.placement.layout.data == 2
+    assert case.plan.placement.layout.data == 2
 
 
 @pytest.mark.usefixtures("page")
@@ -290,7 +290,7 @@ def test_unknown_collectives_name_the_nearest(page: Path) -> None:
 
 def test_the_group_of_a_stage_knows_hosts_and_links(page: Path) -> None:
     job = replace(job_of_page(page), layout=LayoutSpec(1, 4))
-    group = data_group(place(job, LayoutSpec(1, 4)), 0)
+    group = place(job, LayoutSpec(1, 4)).data_group(0)
     assert group.hosts == (0, 0, 1, 1)
     assert group.sharing == 1
     assert (group.inside.bandwidth_bytes_per_s, group.across.bandwidth_bytes_per_s) == (50e9, 125e6)

@@ -73,7 +73,27 @@ def test_a_wheel_serves_every_python_and_holds_the_examples(wheel: Path) -> None
     names = zipfile.ZipFile(wheel).namelist()
     assert not [name for name in names if "cpython" in name]
     assert "ratrain/simulate/engine_c.so" in names
-    assert "ratrain/examples/clusters/four-machines.toml" in names
+    tracked = subprocess.run(
+        ["git", "ls-files", "examples"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert {f"ratrain/{name}" for name in tracked} <= set(names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["between-sites.toml", "convert", "extending", "plugin"])
+def test_an_example_comes_with_all_that_the_manual_types_about_it(
+    installed: Path, tmp_path: Path, name: str
+) -> None:
+    assert typed(installed, tmp_path, "init", "example", name, "-o", "there").returncode == 0
+    there = tmp_path / "there"
+    same = {path.relative_to(there) for path in there.rglob("*") if path.is_file()}
+    assert all((there / p).read_bytes() == (ROOT / "examples" / p).read_bytes() for p in same)
+    if name.endswith(".toml"):
+        assert typed(installed, tmp_path, "simulate", f"there/{name}").returncode == 0
+        return
+    of_folder = (ROOT / "examples" / name).rglob("*")
+    files = [path for path in of_folder if path.is_file() and path.parent.name != "__pycache__"]
+    assert {path.relative_to(ROOT / "examples") for path in files} == same
 
 
 @pytest.mark.slow

@@ -1,4 +1,8 @@
-"""docs/reference/json.md as data, and the keys of a JSON document."""
+"""docs/reference/json.md as data, and the keys of a JSON document.
+
+A heading names one verb or several. An item names keys, `a.{b, c}` two of them; a line that begins
+with "With" or "Where" says when those below it are there.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
-_SECTION = re.compile(r"^## `([a-z ]+)`\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-_ROW = re.compile(r"^\| ((?:`[^`]+` ?)+) \| (.+) \|$", re.MULTILINE)
+_SECTION = re.compile(
+    r"^## (`[a-z ]+`(?:, `[a-z ]+`)*)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
+)
+_ITEM = re.compile(r"^(?:(With.+|Where.+):|- (`[^`]+`(?: `[^`]+`)*)(?:: (.+))?)$", re.MULTILINE)
+_SEVERAL = re.compile(r"(.*)\{(.+)\}$")
 
 
 @dataclass(frozen=True)
@@ -50,15 +57,24 @@ def _pattern(path: str) -> str:
 
 
 def documented() -> dict[str, list[Key]]:
-    """The keys of each verb's section. A row may name several."""
+    """The keys of each verb's section."""
     return {
-        section[1]: [
-            Key(path, row[2])
-            for row in _ROW.finditer(section[2])
-            for path in re.findall(r"`(.+?)`", row[1])
-        ]
+        verb: list(_keys(section[2]))
         for section in _SECTION.finditer(PAGE.read_text())
+        for verb in re.findall(r"`(.+?)`", section[1])
     }
+
+
+def _keys(section: str) -> Iterator[Key]:
+    when = ""
+    for item in _ITEM.finditer(section):
+        when = (item[1] or "").lower() or when
+        words = item[3] or ""
+        own = words if words.startswith(("with ", "where ")) else when or words
+        for path in re.findall(r"`(.+?)`", item[2] or ""):
+            several = _SEVERAL.match(path)
+            for last in several[2].split(", ") if several else [""]:
+                yield Key(f"{several[1]}{last}" if several else path, own)
 
 
 def paths_of(value: Any, path: str = "") -> Iterator[str]:

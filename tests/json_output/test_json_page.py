@@ -75,6 +75,12 @@ QUICK: dict[str, list[Words]] = {
     "noc gemm": [["noc", "gemm", "summa", "--simulate", "4"], ["noc", "gemm", "fcl"]],
     "noc costs": [["noc", "costs"]],
     "noc reproduce": [["noc", "reproduce", "--models-only"]],
+    "kernels list": [["kernels", "list"]],
+    "kernels run": [["kernels", "run", "gemm-f16"]],
+    "kernels time": [["kernels", "time", "rmsnorm"]],
+    "kernels text": [["kernels", "text", "rmsnorm"]],
+    "kernels picture": [["kernels", "picture", "rmsnorm", "-o", "kernel.svg"]],
+    "kernels score": [["kernels", "score", "measured.csv"]],
 }
 SLOW: dict[str, list[Words]] = {
     "init job": [["init", "job", "begin.toml", "--data", "text.txt", "--cluster", "cpu-lab"]],
@@ -91,6 +97,7 @@ SLOW: dict[str, list[Words]] = {
     "timeline": [["timeline", "first"]],
     "compare": [["compare", "first", "other"]],
     "sample": [["sample", "first", "--prompt", "line "]],
+    "evaluate": [["evaluate", "first", "text.txt"]],
     "export": [["export", "first", "weights", "--step", "4"]],
     "checkpoints": [
         ["checkpoints", "first"],
@@ -153,6 +160,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("json")
     write_job(made, steps=4)
     shutil.copytree(EXAMPLES, made, dirs_exist_ok=True)
+    (made / "measured.csv").write_text(
+        "id,level,dtype,mode,M,K,N,cores,KA,value,note\nA1,uk,f64,NN,6,64,48,1,64,159.03,\n"
+    )
     (made / "held-out.txt").write_text("".join(f"{n} and {n} is {2 * n}.\n" for n in range(99)))
     return made
 

@@ -71,9 +71,11 @@ def running(
     dtype: torch.dtype = torch.float32,
     gradient_dtype: torch.dtype | None = None,
     spread: float = 8.0,
+    frozen: dict[str, Tensor] | None = None,
 ) -> Running:
     """The model with these flat weights; by default the initial ones, matrices `spread` times
-    as large, so that no part of the model is nearly linear, and norms and biases of any size."""
+    as large, so that no part of the model is nearly linear, and norms and biases of any size.
+    `frozen`: of what is not trained, by unit."""
     names = unit_names(spec)
     units = {name: unit_of(spec, name, sequence_length=spec.max_positions) for name in names}
     flats = flats or {name: _spread(spec, name, units[name], spread) for name in names}
@@ -84,6 +86,8 @@ def running(
     }
     for name in names:
         weights[name].attach_view(views[name])
+        if frozen is not None:
+            weights[name].attach_frozen(frozen[name].to(dtype))
         weights[name].attach_gradient(gradients[name])
     return Running(spec, units, weights, views, gradients)
 

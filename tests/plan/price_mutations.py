@@ -44,11 +44,10 @@ PRICED = (
     "plan/layout/transfers.py",
     "plan/price/durations.py",
     "plan/price/estimate.py",
-    "plan/price/even_places.py",
     "plan/price/least_time.py",
     "plan/price/loops.py",
     "plan/price/reductions.py",
-    "plan/price/uneven_places.py",
+    "plan/price/places.py",
 )
 TESTS = (
     "tests/cost",

@@ -14,8 +14,8 @@ from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, Sch
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.layout.candidate import Candidate, candidate
 from ratrain.plan.layout.enumerate import Group, groups_of
+from ratrain.plan.layout.plan import Plan, plan_of_row
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import STRATEGIES
 
@@ -118,7 +118,7 @@ def candidates(
     *,
     tied: bool = False,
     divided: bool | None = None,
-) -> tuple[Group, Candidate, np.ndarray]:
+) -> tuple[Group, Plan, np.ndarray]:
     """A row of a random job: its group of one row, the candidate, its recovery codes. `tied`: the
     model's embeddings are, on the backend that keeps two copies. Some jobs feed rounding errors
     back, and some of these clip, so that a step may be skipped. `divided`: with sequence
@@ -157,4 +157,4 @@ def candidates(
         group.strategy.recovery, [0, 1, 2, 3]
     )
     recovery = np.array([[draw(st.sampled_from(codes)) for _ in range(group.layout.stages)]])
-    return group.only(np.array([row])), candidate(group, row, recovery[0]), recovery
+    return group.only(np.array([row])), plan_of_row(group, row, recovery[0]), recovery

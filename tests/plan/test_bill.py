@@ -8,16 +8,16 @@ from hypothesis import HealthCheck, given, settings
 from random_jobs import SKELETONS as NAMED
 from random_jobs import candidates
 
-from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.layout.enumerate import Group
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.bill import bill
-from ratrain.plan.price.durations import costs_of
+from ratrain.plan.price.places import costs_of
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import apply_strategy
 from ratrain.program.verify import verify
 from ratrain.simulate.simulate import simulate
 
-Row = tuple[Group, Candidate, np.ndarray]
+Row = tuple[Group, Plan, np.ndarray]
 RATRAIN = ("ratrain", "full-save", "backward-checkpoint", "zero3-heavy")
 
 
@@ -28,9 +28,7 @@ def check_never_below(row: Row) -> None:
     total = bill(group, recovery).total[0]
     for rank, bound in enumerate(verdict.bounds[: candidate.layout.pipeline]):
         assert total[rank] >= bound.total_bytes, (rank, bound.by_family)
-    seen = simulate(
-        program, costs_of(candidate.job, candidate.placement, program.setup), verdict=verdict
-    )
+    seen = simulate(program, costs_of(candidate, program.setup), verdict=verdict)
     assert total.max() >= seen.peak_bytes
 
 
@@ -39,14 +37,14 @@ def check_close(row: Row) -> None:
     pipelines whose ends go layer by layer, which the planner does not choose."""
     group, candidate, recovery = row
     together = SKELETONS[candidate.strategy.skeleton].together
-    if candidate.micro_batches <= candidate.layout.pipeline:
+    if candidate.alike.micro_batches <= candidate.layout.pipeline:
         return
     if together > 1 and candidate.layout.pipeline > 1:
         return
     verdict = verify(apply_strategy(candidate.strategy, candidate.setup, candidate.choices))
     total = bill(group, recovery).total[0]
     # Tensors between two units. Beside weights they matter in toys alone.
-    room = min(together, candidate.micro_batches) * group.units[1].input_bytes
+    room = min(together, candidate.alike.micro_batches) * group.units[1].input_bytes
     factor = 1.02 if together == 1 else 1.05
     for rank, bound in enumerate(verdict.bounds[: candidate.layout.pipeline]):
         assert total[rank] <= factor * bound.total_bytes + room

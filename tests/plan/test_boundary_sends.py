@@ -11,7 +11,8 @@ from ratrain.cost.collectives import message, ring_half
 from ratrain.describe.backends import backend_named
 from ratrain.describe.job import LayoutSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_layout import LayoutCase, case_of
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.program.kind import Kind
 
 SIZE_BYTES = 2 * 512 * 6144  # a micro-batch of one sequence of gpt-22b
@@ -23,7 +24,7 @@ def in_groups(
     kernels: bool = False,
     says_whole: bool = False,
     divided: bool = False,
-) -> LayoutCase:
+) -> Case:
     """Two stages of eight ranks, on hosts with a kernel model or with one rate for all products."""
     spec = job("gpt-22b", "a100-80g-dgx", 16, 16, schedule="1f1b")
     kind = spec.cluster.spec.device[0]
@@ -36,7 +37,7 @@ def in_groups(
     return case_of(replace(asked, layout=layout))
 
 
-def sent(case: LayoutCase) -> tuple[float, float]:
+def sent(case: Case) -> tuple[float, float]:
     """Fixed seconds and bytes of the first stage's message."""
     work, last = case.costs.work[Kind.SEND_F], len(case.setup.replicas[0].stages[0].only.units) - 1
     return work.fixed_s[last], work.volume_bytes[last]
@@ -45,7 +46,7 @@ def sent(case: LayoutCase) -> tuple[float, float]:
 @pytest.mark.parametrize("kernels", [False, True])
 def test_each_rank_sends_its_part_and_the_receivers_gather_it(kernels: bool) -> None:
     case = in_groups(kernels=kernels)
-    link, inside = case.placement.stage_link(0, 1, (0,)), case.placement.tensor_link(1)
+    link, inside = case.plan.placement.stage_link(0, 1, (0,)), case.plan.placement.tensor_link(1)
     gather_s = ring_half(SIZE_BYTES, 8, inside).alone_s(inside.bandwidth_bytes_per_s)
     part = message(SIZE_BYTES / 8, link)
     assert sent(case) == pytest.approx((part.latency_s + gather_s, SIZE_BYTES / 8))
@@ -62,20 +63,20 @@ def test_each_rank_sends_its_part_and_the_receivers_gather_it(kernels: bool) -> 
 )
 def test_software_that_sends_whole_tensors_sends_all_and_gathers_nothing(case) -> None:
     made = case()
-    link = made.placement.stage_link(0, 1, (0,))
+    link = made.plan.placement.stage_link(0, 1, (0,))
     assert sent(made) == (message(SIZE_BYTES, link).latency_s, SIZE_BYTES)
 
 
 @pytest.mark.parametrize("backend", ["described", "described+whole_sends", "torch"])
 def test_a_divided_sequence_leaves_in_parts_that_stay_parts(backend: str) -> None:
     case = in_groups(backend, divided=True)
-    link = case.placement.stage_link(0, 1, (0,))
+    link = case.plan.placement.stage_link(0, 1, (0,))
     assert sent(case) == (message(SIZE_BYTES / 8, link).latency_s, SIZE_BYTES / 8)
 
 
 def test_a_message_in_parts_is_never_slower_than_one_that_is_whole() -> None:
     parts, whole = in_groups(), in_groups("described+whole_sends")
-    rate = parts.placement.stage_link(0, 1, (0,)).bandwidth_bytes_per_s
+    rate = parts.plan.placement.stage_link(0, 1, (0,)).bandwidth_bytes_per_s
     (part_s, part_bytes), (whole_s, whole_bytes) = sent(parts), sent(whole)
     assert part_s + part_bytes / rate < whole_s + whole_bytes / rate
 

@@ -13,10 +13,10 @@ from random_plans import random_plan
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.moves import Moves, critical_pieces
@@ -37,12 +37,12 @@ def test_no_steady_step_of_random_plans_whose_replicas_differ_is_shorter_than_th
     bounded = 0
     for seed in range(60):
         try:
-            plan = uneven_plan(
+            plan = plan_of_file(
                 parse_plan(json.dumps(random_plan(Random(seed))), "p.json"), "p.json"
             )
         except SpecError:
             continue
-        case = uneven_case(plan)
+        case = Case(plan)
         simulation = simulate(case.program, case.costs, steps=12, verdict=case.proved.verdict)
         assert simulation.bound is not None
         if simulation.window.steady:

@@ -11,8 +11,8 @@ from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import SpecError
 from ratrain.plan.case.of_layout import case_as_asked, case_of
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.sizes import parameter_balanced_layers
 from ratrain.plan.search.misfit import planned
 from ratrain.program.kind import Kind
@@ -38,8 +38,8 @@ def searched(budget_bytes: int) -> JobSpec:
 
 def test_a_search_puts_gradients_into_buckets_where_nothing_else_fits() -> None:
     best = planned(searched(15_500_000_000)).best
-    assert best.candidate.job.schedule.gradient_bucket_bytes == BUCKET_BYTES
-    assert best.candidate.mode.sharded_gradients
+    assert best.plan.job.schedule.gradient_bucket_bytes == BUCKET_BYTES
+    assert best.plan.mode.sharded_gradients
     assert best.bound_bytes <= 15_500_000_000
     program = best.proved
     assert program is not None
@@ -48,7 +48,7 @@ def test_a_search_puts_gradients_into_buckets_where_nothing_else_fits() -> None:
 
 def test_a_search_leaves_gradients_whole_where_they_fit() -> None:
     best = planned(searched(17_000_000_000)).best
-    assert best.candidate.job.schedule.gradient_bucket_bytes is None
+    assert best.plan.job.schedule.gradient_bucket_bytes is None
 
 
 def test_a_layout_that_fits_has_its_gradients_whole() -> None:
@@ -59,11 +59,11 @@ def test_a_layout_that_fits_has_its_gradients_whole() -> None:
 
 def test_a_plan_file_keeps_the_bucket() -> None:
     best = planned(searched(15_500_000_000)).best
-    text = write_plan(plan_of(best.candidate))
+    text = write_plan(file_of_plan(best.plan))
     assert '"gradient_bucket": "25000000B"' in text
-    again = to_candidate(parse_plan(text, "plan.json"), "plan.json")
-    assert again.choices == best.candidate.choices
-    assert again.setup == best.candidate.setup
+    again = plan_of_file(parse_plan(text, "plan.json"), "plan.json")
+    assert again.choices == best.plan.choices
+    assert again.setup == best.plan.setup
 
 
 def test_a_layout_that_fits_in_buckets_alone_gets_them() -> None:

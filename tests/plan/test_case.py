@@ -24,7 +24,8 @@ from ratrain.describe.job_checks import check_job
 from ratrain.describe.presets import cluster_names, cluster_preset, model_names, model_preset
 from ratrain.describe.units import format_bytes
 from ratrain.errors import ProgramError, RatrainError, SpecError
-from ratrain.plan.case.of_layout import LayoutCase, case_of
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
 from ratrain.program.family_groups import takes
@@ -54,12 +55,12 @@ def job(
     )
 
 
-def limited(spec: JobSpec, budget_bytes: int) -> LayoutCase:
+def limited(spec: JobSpec, budget_bytes: int) -> Case:
     """The case of a job under a budget."""
     return case_of(replace(spec, schedule=replace(spec.schedule, memory_budget_bytes=budget_bytes)))
 
 
-def bound(case: LayoutCase) -> int:
+def bound(case: Case) -> int:
     """The worst rank's memory on any timing."""
     return max(b.total_bytes for b in verify(case.program).bounds)
 
@@ -74,7 +75,7 @@ def test_as_the_budget_shrinks_less_is_kept_and_no_step_gets_faster() -> None:
     while (case := limited(spec, budget)).proved.verdict.sound:
         bounds.append(bound(case))
         steps_s.append(simulate(case.program, case.costs).step_time_s)
-        seen.add(f"{case.choices.accumulation} {case.activations}")
+        seen.add(f"{case.choices.accumulation} {case.facts()['activations']}")
         budget = bounds[-1] - 1
     assert len(bounds) > 2 and len(seen) > 2
     assert all(later <= earlier - 1 for earlier, later in pairwise(bounds))

@@ -20,7 +20,7 @@ from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.search.misfit import planned
 from ratrain.program.kind import Cost
 from ratrain.simulate.simulate import simulate
@@ -56,7 +56,7 @@ def step_s(spec: JobSpec) -> float:
 def test_links_are_told_apart_by_where_they_are_not_by_their_sources(
     layout: tuple[int, int, int], shared: bool
 ) -> None:
-    placement = case_of(on_two_hosts("ring", LayoutSpec(*layout))).placement
+    placement = case_of(on_two_hosts("ring", LayoutSpec(*layout))).plan.placement
     assert placement.tensor_link(0).source == placement.data_link(0).source == "a test"
     assert placement.sums_share_data_link(0) == shared
 
@@ -174,5 +174,5 @@ def test_a_headline_names_a_collective_and_its_order() -> None:
 
 def test_a_plan_file_keeps_the_collective_that_a_job_names() -> None:
     for named in ("hierarchical", AUTO):
-        candidate = planned(on_two_hosts(named)).best.candidate
-        assert parse_plan(write_plan(plan_of(candidate)), "plan.json").collective == named
+        candidate = planned(on_two_hosts(named)).best.plan
+        assert parse_plan(write_plan(file_of_plan(candidate)), "plan.json").collective == named

@@ -14,9 +14,10 @@ from ratrain.describe.device import Tier
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.train import CheckpointSpec, TrainSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_layout import LayoutCase, case_of, case_of_candidate
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan
 from ratrain.plan.search.case_of_job import case_of_job
 from ratrain.plan.search.misfit import planned
 from ratrain.program.actions import Kind
@@ -45,7 +46,7 @@ def with_disk(asked: JobSpec, bandwidth_bytes_per_s: float) -> JobSpec:
     return replace(asked, cluster=replace(asked.cluster, spec=cluster))
 
 
-def kinds_of(case: LayoutCase) -> set[Kind]:
+def kinds_of(case: Case) -> set[Kind]:
     return {action.kind for lane in case.program.lanes.values() for action in lane}
 
 
@@ -70,9 +71,9 @@ def test_a_program_that_is_only_described_saves_nothing_and_checks_no_overflow()
 def test_a_plan_file_stands_for_the_very_program_that_was_planned() -> None:
     spec = job("tiny-llama", "cpu-lab", 2, 4, 64, backend="torch")
     asked = replace(spec, train=TrainSpec(clip_norm=1.0), checkpoint=CheckpointSpec(every=5))
-    best = planned(asked).best.candidate
-    read = to_candidate(plan_of(best), "a.json")
-    assert case_of_candidate(read).program == case_of_candidate(best).program
+    best = planned(asked).best.plan
+    read = plan_of_file(file_of_plan(best), "a.json")
+    assert Case(read).program == Case(best).program
 
 
 @pytest.mark.parametrize(("schedule", "owners"), [("ratrain", 2), ("megatron", 1)])
@@ -131,7 +132,7 @@ def test_a_sum_takes_the_matrix_over_the_link_both_ways_at_once(
     table = case.program.table
     ties = np.flatnonzero(table.kind == Kind.TieSync)
     taken_s = (ran.end_s - ran.start_s)[ties]
-    link = case.placement.stage_link(0, layout.pipeline - 1, range(layout.data))
+    link = case.plan.placement.stage_link(0, layout.pipeline - 1, range(layout.data))
     model = case.job.model.spec
     moved_s = element_bytes * model.vocab * model.hidden / link.bandwidth_bytes_per_s
     owners = layout.data  # each exchanges its own part with its like at the other end
@@ -141,7 +142,7 @@ def test_a_sum_takes_the_matrix_over_the_link_both_ways_at_once(
 
 def test_one_rank_with_both_copies_adds_them_in_its_memory() -> None:
     case = case_of(tied(laid_out(LayoutSpec(1, 2))))
-    device = case.placement.device(0, 0).kind
+    device = case.plan.placement.device(0, 0).kind
     model = case.job.model.spec
     work = case.costs.work[Kind.TieSync]
     (tie,) = np.flatnonzero(case.program.table.kind == Kind.TieSync)
@@ -160,7 +161,7 @@ def test_sharded_accumulation_of_a_tied_model_is_refused_and_never_chosen() -> N
             case_of_job(wrong)
     assert case_of_job(replace(spec, layout=None)).choices.accumulation is Accumulation.LOCAL
     tried = planned(replace(spec, layout=None)).tried
-    assert not any(plan.candidate.mode.sharded_gradients for plan in tried)
+    assert not any(plan.plan.mode.sharded_gradients for plan in tried)
 
 
 @pytest.mark.parametrize("layout", [LayoutSpec(4), LayoutSpec(1, 4), LayoutSpec(2, 1, 2)])
@@ -179,7 +180,7 @@ def test_one_device_has_nobody_to_agree_with_on_the_norm() -> None:
 # ---- sums of a tensor group -------------------------------------------------------------
 
 
-def costs_on(backend: str) -> tuple[LayoutCase, dict[Kind, np.ndarray]]:
+def costs_on(backend: str) -> tuple[Case, dict[Kind, np.ndarray]]:
     """A job's case on two tensor ranks per stage, and what its ops take, alone on their links."""
     tensor_job = laid_out(LayoutSpec(2, 1, 2), schedule="backward-checkpoint")
     case = case_of(on_backend(tensor_job, backend))

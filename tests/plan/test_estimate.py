@@ -12,10 +12,10 @@ from random_jobs import job
 from ratrain.describe.cluster import HostKind
 from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.describe.presets import cluster_preset
-from ratrain.plan.layout.candidate import candidate
 from ratrain.plan.layout.enumerate import Group, groups_of
-from ratrain.plan.price.durations import costs_of
+from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.estimate import estimate
+from ratrain.plan.price.places import costs_of
 from ratrain.plan.search.layouts import check
 from ratrain.program.strategies import apply_strategy
 from ratrain.simulate.simulate import simulate
@@ -26,9 +26,9 @@ MODELS = ("small-llama", "small-qwen", "gpt-3.6b", "llama-2-7b")
 
 def gap(group: Group, row: int, recovery: np.ndarray) -> float:
     """(closed form - simulation) / simulation."""
-    priced = candidate(group, row, recovery[row])
+    priced = plan_of_row(group, row, recovery[row])
     program = apply_strategy(priced.strategy, priced.setup, priced.choices)
-    simulated = simulate(program, costs_of(priced.job, priced.placement, program.setup))
+    simulated = simulate(program, costs_of(priced, program.setup))
     closed = estimate(group.only(np.array([row])), recovery[row : row + 1])
     return float(closed.step_s[0]) / simulated.step_time_s - 1
 

@@ -11,12 +11,11 @@ import pytest
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import load_plan, parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.known_plans import KnownPlans
 from ratrain.plan.search.layouts import search_layouts
@@ -56,13 +55,13 @@ def test_fp16_always_keeps_two_since_any_of_its_steps_may_overflow() -> None:
 
 
 def test_a_plan_file_keeps_error_feedback_and_leaves_it_out_where_there_is_none() -> None:
-    without = write_plan(plan_of(search_layouts(quickstart(*BF16)).best.candidate))
+    without = write_plan(file_of_plan(search_layouts(quickstart(*BF16)).best.plan))
     assert "error_feedback" not in without
-    written = write_plan(plan_of(search_layouts(quickstart(*FED)).best.candidate))
+    written = write_plan(file_of_plan(search_layouts(quickstart(*FED)).best.plan))
     assert '"error_feedback": true' in written
-    again = to_candidate(parse_plan(written, "a.json"), "a.json")
+    again = plan_of_file(parse_plan(written, "a.json"), "a.json")
     assert again.job.schedule.error_feedback and again.choices.error_feedback == 1
-    assert write_plan(plan_of(again)) == written.replace(_predicted(written), "")
+    assert write_plan(file_of_plan(again)) == written.replace(_predicted(written), "")
 
 
 def _predicted(text: str) -> str:
@@ -71,10 +70,10 @@ def _predicted(text: str) -> str:
 
 
 def test_a_plan_file_that_feeds_no_error_back_is_refused_as_a_job_is() -> None:
-    written = write_plan(plan_of(search_layouts(quickstart(*FED)).best.candidate))
+    written = write_plan(file_of_plan(search_layouts(quickstart(*FED)).best.plan))
     exact = written.replace('  "gradient_wire": "bf16",\n', "")
     with pytest.raises(SpecError, match="no rounding error to feed back"):
-        to_candidate(parse_plan(exact, "a.json"), "a.json")
+        plan_of_file(parse_plan(exact, "a.json"), "a.json")
 
 
 def test_headline_facts_and_explanation_say_it() -> None:
@@ -82,7 +81,7 @@ def test_headline_facts_and_explanation_say_it() -> None:
     assert WORDS in case.headline() and case.facts()["error_feedback"] is True
     assert case_of(quickstart(*BF16)).facts()["error_feedback"] is False
     text = "\n".join(
-        explanation_text(explain(search_layouts(quickstart(*FED)).best.candidate, KnownPlans(None)))
+        explanation_text(explain(search_layouts(quickstart(*FED)).best.plan, KnownPlans(None)))
     )
     assert "rounding residuals" in text and "r residuals" in text
 
@@ -99,7 +98,7 @@ def test_a_plan_of_unlike_replicas_holds_residuals_too(tmp_path: Path) -> None:
     table |= {"gradient_wire": "bf16", "error_feedback": True}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(table))
-    case = uneven_case(uneven_plan(load_plan(path), str(path)))
+    case = Case(plan_of_file(load_plan(path), str(path)))
     assert WORDS in case.headline() and case.facts()["error_feedback"]
     members = {
         case.setup.first_rank[number] + member.rank: member

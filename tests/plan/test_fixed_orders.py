@@ -11,10 +11,11 @@ from registered import declared_inside
 
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.case.of_layout import case_of, case_of_candidate
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import load_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.board import Board
 from ratrain.plan.search.layouts import search_layouts
@@ -79,12 +80,12 @@ def test_the_planner_keeps_to_the_degrees_of_a_fixed_order_and_a_plan_names_its_
 ) -> None:
     path = tmp_path / "order.csv"
     path.write_text(write_csv(case_of(job_of("zb-h1", LayoutSpec(2, data=2))).program))
-    best = search_layouts(replace(job_of(str(path), LayoutSpec(4)), layout=None)).best.candidate
+    best = search_layouts(replace(job_of(str(path), LayoutSpec(4)), layout=None)).best.plan
     assert (best.layout.pipeline, best.layout.data, best.layout.virtual) == (2, 2, 1)
     plan = tmp_path / "plan.json"
-    plan.write_text(write_plan(plan_of(best)))
-    again = case_of_candidate(to_candidate(load_plan(plan), str(plan)))
-    assert computed(again.program) == computed(case_of_candidate(best).program)
+    plan.write_text(write_plan(file_of_plan(best)))
+    again = Case(plan_of_file(load_plan(plan), str(plan)))
+    assert computed(again.program) == computed(Case(best).program)
 
 
 WRONG = {

@@ -16,9 +16,7 @@ from click.testing import CliRunner
 
 import ratrain
 from ratrain.cli.main import ratrain as command
-from ratrain.plan.case.of_replicas import UnevenCase
-from ratrain.plan.case.ready import Case
-from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.case.case import Case, case_of_plan
 from ratrain.plan.file.form import is_uneven, load_plan, parse_plan
 from ratrain.plan.file.writing import write_plan
 from ratrain.plan.layout.jobs import load_job
@@ -96,7 +94,7 @@ def test_so_have_many_random_jobs_of_whom_replicas_differ_in_several(
         folder = tmp_path / str(seed)
         folder.mkdir()
         case = require_one_plan(random_job(clusters, folder, seed, most=6))
-        uneven += isinstance(case, UnevenCase)
+        uneven += isinstance(case, Case)
     assert uneven > 1
 
 
@@ -104,7 +102,7 @@ def test_a_job_that_was_changed_in_python_is_planned_as_it_is() -> None:
     spec = load_job(ONE_FAST)
     cluster = replace(spec.cluster.spec, name="another")
     case = case_of_job(replace(spec, cluster=replace(spec.cluster, spec=cluster)))
-    assert isinstance(case, UnevenCase)
+    assert isinstance(case, Case)
     assert case.facts()["cluster"] == "another"
 
 

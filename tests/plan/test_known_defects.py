@@ -34,7 +34,7 @@ def test_a_plan_that_fits_only_with_several_stages_on_a_rank_is_found() -> None:
     budget = 20_000_000_000
     asked = job("llama-2-7b", "a100-80g-dgx", 8, 32, 512, budget, "pe-zero")
     best = search_layouts(asked).best
-    layout, size = best.candidate.layout, best.candidate.job.batch.micro_batch
+    layout, size = best.plan.layout, best.plan.job.batch.micro_batch
     assert layout.virtual > 1 and best.bound_bytes <= budget
     once = replace(layout, virtual=1, layers="equal")
     case = case_of(replace(asked, layout=once, batch=replace(asked.batch, micro_batch=size)))
@@ -61,5 +61,5 @@ def test_little_memory_has_a_plan_in_micro_batches_of_one() -> None:
     for budget in range(200_000_000, 1_000_000_000, 200_000_000):
         schedule = replace(spec.schedule, memory_budget_bytes=budget)
         fitting = search_layouts(replace(spec, schedule=schedule)).tried
-        sizes += [plan.candidate.job.batch.micro_batch for plan in fitting[:1]]
+        sizes += [plan.plan.job.batch.micro_batch for plan in fitting[:1]]
     assert sizes[0] == 1 < max(sizes)

@@ -13,12 +13,12 @@ from random_jobs import job
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case.layout_words import candidate_json, plan_name
-from ratrain.plan.case.of_layout import case_of, case_of_candidate
-from ratrain.plan.case.ready import Case
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.layout_words import layout_json, plan_name
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.misfit import misfits
@@ -100,11 +100,11 @@ def test_the_strategy_s_own_order_stays(layout: LayoutSpec, options: dict[str, o
 
 def test_a_search_tries_such_orders_and_a_plan_file_keeps_its_order() -> None:
     tried = search_layouts(replace(asked(LAYOUTS[2]), layout=None)).tried
-    plan = next(t for t in tried if SKELETONS[t.candidate.strategy.skeleton].together > 1)
-    text = write_plan(plan_of(plan.candidate))
-    again = case_of_candidate(to_candidate(parse_plan(text, "plan.json"), "plan.json"))
-    assert again.strategy.skeleton == plan.candidate.strategy.skeleton
-    assert write_text(again.program) == write_text(case_of_candidate(plan.candidate).program)
+    plan = next(t for t in tried if SKELETONS[t.plan.strategy.skeleton].together > 1)
+    text = write_plan(file_of_plan(plan.plan))
+    again = Case(plan_of_file(parse_plan(text, "plan.json"), "plan.json"))
+    assert again.strategy.skeleton == plan.plan.strategy.skeleton
+    assert write_text(again.program) == write_text(Case(plan.plan).program)
     assert predicted_s(again) == pytest.approx(plan.step_s)
 
 
@@ -112,9 +112,9 @@ def test_plans_that_differ_in_their_order_alone_are_told_apart_in_words_and_in_j
     tried = search_layouts(replace(asked(LAYOUTS[2]), layout=None)).tried
     shown = " ".join(" ".join(table(tried)).split())
     for each in tried:
-        order = each.candidate.strategy.skeleton
-        assert candidate_json(each.candidate)["order"] == order
-        assert (f"{plan_name(each.candidate)}".endswith(f", order {order}")) == (order != "1f1b")
+        order = each.plan.strategy.skeleton
+        assert layout_json(each.plan)["order"] == order
+        assert (f"{plan_name(each.plan)}".endswith(f", order {order}")) == (order != "1f1b")
         assert order in shown or order == "1f1b"
 
 
@@ -135,9 +135,9 @@ dtype = "fp32"
 memory_budget = "45MB"
 """)
     near = misfits(search_layouts(load_job(path)), 1)[0]
-    assert SKELETONS[near.candidate.strategy.skeleton].together > 1
+    assert SKELETONS[near.plan.strategy.skeleton].together > 1
     assert near.change.startswith("order layer-major-")
-    assert near.change != f"order {near.candidate.strategy.skeleton}"
+    assert near.change != f"order {near.plan.strategy.skeleton}"
 
 
 def test_simulate_names_the_order_in_words_and_in_json(tmp_path: Path) -> None:

@@ -11,18 +11,17 @@ from random_jobs import SKELETONS, candidates
 from random_plans import random_plan
 
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_replicas import uneven_case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.enumerate import Group
-from ratrain.plan.price.durations import costs_of
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.least_time import least_step_s
-from ratrain.plan.price.uneven_places import uneven_costs
+from ratrain.plan.price.places import costs_of
 from ratrain.program.strategies import STRATEGIES, apply_strategy
 from ratrain.simulate.simulate import step_time_s
 
-Row = tuple[Group, Candidate, np.ndarray]
+Row = tuple[Group, Plan, np.ndarray]
 quick = settings(
     max_examples=30,
     deadline=None,
@@ -36,12 +35,12 @@ def test_no_plan_of_unequal_replicas_is_shorter_than_its_lower_bound() -> None:
     tight = 0
     for seed in range(60):
         try:
-            plan = uneven_plan(parse_plan(json.dumps(random_plan(Random(seed))), ""), "p.json")
+            plan = plan_of_file(parse_plan(json.dumps(random_plan(Random(seed))), ""), "p.json")
         except SpecError:
             continue
-        case = uneven_case(plan)
+        case = Case(plan)
         step_s = step_time_s(case.program, case.costs, steps=5)
-        costs = uneven_costs(plan, plan.setup)
+        costs = costs_of(plan, plan.setup)
         least_s = least_step_s(plan.strategy, plan.setup, plan.choices, costs)
         assert 0 < least_s <= step_s * (1 + 1e-9), seed
         tight += least_s > 0.5 * step_s
@@ -53,7 +52,7 @@ def test_no_plan_of_unequal_replicas_is_shorter_than_its_lower_bound() -> None:
 def test_no_simulated_step_is_shorter_than_its_lower_bound(row: Row) -> None:
     plan = row[1]
     program = apply_strategy(plan.strategy, plan.setup, plan.choices)
-    step_s = step_time_s(program, costs_of(plan.job, plan.placement, program.setup), steps=5)
-    costs = costs_of(plan.job, plan.placement, plan.setup)
+    step_s = step_time_s(program, costs_of(plan, program.setup), steps=5)
+    costs = costs_of(plan, plan.setup)
     least_s = least_step_s(plan.strategy, plan.setup, plan.choices, costs)
     assert 0 < least_s <= step_s * (1 + 1e-9)

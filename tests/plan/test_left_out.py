@@ -99,7 +99,7 @@ def test_no_row_is_estimated_faster_than_all_devices_at_work_all_of_the_time() -
         for part in parts_of_cluster(spec):
             least_s = least_step_s(spec, part)
             for tried in search_layouts(spec).tried:
-                if {d.index for d in tried.candidate.placement.devices} <= {d.index for d in part}:
+                if {d.index for d in tried.plan.placement.devices} <= {d.index for d in part}:
                     assert tried.step_s >= least_s
 
 
@@ -115,7 +115,7 @@ def test_a_kind_s_least_time_is_that_of_its_best_micro_batch(tmp_path: Path) -> 
 def test_a_straggler_is_left_idle_where_that_is_faster(tmp_path: Path) -> None:
     spec = straggler(tmp_path)
     searched = search_layouts(spec)
-    assert [device.kind.name for device in searched.best.candidate.idle] == ["straggler"]
+    assert [device.kind.name for device in searched.best.plan.idle] == ["straggler"]
     assert searched.all_devices_s is not None
     assert searched.all_devices_s > searched.best.step_s
     fewer = replace(spec, cluster=replace(spec.cluster, devices=2))
@@ -124,13 +124,13 @@ def test_a_straggler_is_left_idle_where_that_is_faster(tmp_path: Path) -> None:
 
 def test_a_slow_device_that_helps_is_used(tmp_path: Path) -> None:
     searched = search_layouts(load_job(job_file(tmp_path, steady=(30, 1), slower=(15, 1))))
-    assert not searched.best.candidate.idle
+    assert not searched.best.plan.idle
     assert searched.all_devices_s is None
 
 
 def test_three_devices_and_a_batch_that_no_three_divide_have_a_plan_of_two(tmp_path: Path) -> None:
     spec = load_job(job_file(tmp_path, sequences=5, steady=(30, 5), slow=(1, 2)))
-    assert {d.kind.name for d in search_layouts(spec).best.candidate.idle} >= {"slow"}
+    assert {d.kind.name for d in search_layouts(spec).best.plan.idle} >= {"slow"}
 
 
 def test_where_no_layout_takes_all_devices_the_plan_says_so_and_not_that_none_fits(

@@ -16,10 +16,10 @@ from test_uneven_costs import prices_alike
 from ratrain.describe.job import JobSpec, LayoutSpec, dtypes_of_kinds
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import RatrainError, SpecError
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import kind_parts
-from ratrain.plan.case.of_layout import LayoutCase, case_of, case_of_candidate
-from ratrain.plan.case.subject import case_of_subject
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.buckets import bucket_count
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
@@ -69,7 +69,7 @@ def mixed(kinds: tuple[str, ...], sent: str, layout: LayoutSpec | None, **schedu
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> LayoutCase:
+def cases(draw: st.DrawFn) -> Case:
     """Any mix, layout, strategy and level that can be had together."""
     layout = draw(st.sampled_from(LAYOUTS))
     kinds = tuple(draw(st.sampled_from(DTYPES)) for _ in range(layout.devices))
@@ -104,16 +104,20 @@ def sized_in(setup: Setup) -> list[int]:
     return sizes
 
 
-def check(case: LayoutCase) -> None:
-    job, layout = case.job, case.layout
+def check(case: Case) -> None:
+    job, layout = case.job, case.plan.layout
     verdict = case.proved.verdict
     assert verdict.sound
     assert read_text(write_text(case.program)) == case.program
-    kinds = [case.placement.kind(name) for each in case.placement.classes for name in each.kinds]
+    kinds = [
+        case.plan.placement.kind(name)
+        for each in case.plan.placement.classes
+        for name in each.kinds
+    ]
     computed = [WEIGHT_BYTES[job.dtype_of(kind)] for kind in kinds]
     assert sized_in(case.program.setup) == computed
     sharded = case.choices.accumulation.value == "sharded"
-    group = group_of_layout(job, case.strategy, case.placement, sharded_gradients=sharded)
+    group = group_of_layout(job, case.strategy, case.plan.placement, sharded_gradients=sharded)
     recovery = np.array(
         [[RECOVERY_CODE[s.only.recovery] for s in case.program.setup.replicas[0].stages]]
     )
@@ -135,14 +139,14 @@ quick = settings(
 
 @quick
 @given(cases())
-def test_any_mix_of_dtypes_is_proved_billed_and_simulated(case: LayoutCase) -> None:
+def test_any_mix_of_dtypes_is_proved_billed_and_simulated(case: Case) -> None:
     check(case)
 
 
 @pytest.mark.slow
 @settings(quick, max_examples=400)
 @given(cases())
-def test_many_mixes_of_dtypes_are_proved_billed_and_simulated(case: LayoutCase) -> None:
+def test_many_mixes_of_dtypes_are_proved_billed_and_simulated(case: Case) -> None:
     check(case)
 
 
@@ -165,16 +169,14 @@ def test_bf16_beside_fp16_is_planned_explained_and_kept_in_plan_files(
     assert job.schedule.dtypes == {other: own}
     result = search_layouts(job)
     for tried in result.tried[:3]:
-        assert f'"dtypes": {{"{other}": "{own}"}},' in write_plan(plan_of(tried.candidate))
-        prices_alike(tried.candidate)
+        assert f'"dtypes": {{"{other}": "{own}"}},' in write_plan(file_of_plan(tried.plan))
+        prices_alike(tried.plan)
     best = result.best
-    assert {device.kind.name for device in best.candidate.placement.devices} == {"new", "old"}
-    case = case_of_candidate(best.candidate)
+    assert {device.kind.name for device in best.plan.placement.devices} == {"new", "old"}
+    case = Case(best.plan)
     assert f"{other} computes in {own}, the rest in {sent}, in which all send" in case.headline()
     simulation = simulate(case.program, case.costs, steps=2)
-    said = "\n".join(
-        kinds_text(kind_parts(case_of_subject(best.candidate), simulation), best.step_s)
-    )
+    said = "\n".join(kinds_text(kind_parts(Case(best.plan), simulation), best.step_s))
     assert said.index("computes in bf16") < said.index("old: ") < said.index("computes in fp16")
 
 

@@ -11,7 +11,8 @@ from ratrain.describe.job import LayoutSpec
 from ratrain.describe.optimizers import OPTIMIZERS
 from ratrain.describe.train import TrainSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_layout import case_of, case_of_candidate
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.search.misfit import planned
 from ratrain.program.kind import Kind
 from ratrain.program.verify import verify
@@ -23,8 +24,8 @@ SMALL = job("small-llama", "cpu-lab", 4, 8, budget_bytes=400_000_000)
 def test_what_a_search_finds_is_what_is_proved(name: str) -> None:
     search = planned(replace(SMALL, train=TrainSpec(optimizer=name)))
     for tried in search.tried[:2]:
-        layout, mode = tried.candidate.layout, tried.candidate.mode
-        program = case_of_candidate(tried.candidate).program
+        layout, mode = tried.plan.layout, tried.plan.mode
+        program = Case(tried.plan).program
         assert tried.bound_bytes == max(b.total_bytes for b in verify(program).bounds)
         if OPTIMIZERS[name].whole:
             assert layout.tensor == 1 and (layout.data == 1 or mode.sharding == 0)

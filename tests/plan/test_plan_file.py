@@ -13,10 +13,10 @@ from random_jobs import candidates, job
 from ratrain.cli.main import ratrain
 from ratrain.describe.ranges import read_ranges, write_ranges
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_layout import case_of_candidate
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.simulate.simulate import simulate
 
@@ -31,19 +31,19 @@ SMALL = job("small-llama", "cpu-lab", 4, 8, budget_bytes=200_000_000)
 @given(candidates())
 def test_a_plan_written_and_read_back_is_the_same_program(row) -> None:
     candidate = row[1]
-    again = to_candidate(parse_plan(write_plan(plan_of(candidate)), "a.json"), "a.json")
-    assert again.layers == candidate.layers
-    assert case_of_candidate(again).program == case_of_candidate(candidate).program
+    again = plan_of_file(parse_plan(write_plan(file_of_plan(candidate)), "a.json"), "a.json")
+    assert again.layout.layers == candidate.layout.layers
+    assert Case(again).program == Case(candidate).program
 
 
 @pytest.fixture(scope="module")
 def written() -> str:
-    return write_plan(plan_of(search_layouts(SMALL).best.candidate))
+    return write_plan(file_of_plan(search_layouts(SMALL).best.plan))
 
 
 def test_a_plan_simulates_as_the_search_said() -> None:
     best = search_layouts(SMALL).best
-    case = case_of_candidate(best.candidate)
+    case = Case(best.plan)
     simulated = simulate(case.program, case.costs)
     assert simulated.feasible
     assert simulated.bound_bytes == best.bound_bytes
@@ -66,7 +66,7 @@ def test_a_plan_simulates_as_the_search_said() -> None:
 def test_a_wrong_key_or_value_is_named(written: str, change: dict, says: str) -> None:
     table = {**json.loads(written), **change}
     with pytest.raises(SpecError) as error:
-        to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+        plan_of_file(parse_plan(json.dumps(table), "p.json"), "p.json")
     assert "p.json" in str(error.value)
     assert says in str(error.value)
 
@@ -77,12 +77,12 @@ def test_unequal_sharding_is_refused(written: str) -> None:
     if len(stages) == 1:
         stages.append(dict(stages[0]))
     stages[1]["sharding"] = (stages[0]["sharding"] + 1) % 4
-    with pytest.raises(SpecError, match="cannot run yet"):
-        to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+    with pytest.raises(SpecError, match="one for the whole plan"):
+        plan_of_file(parse_plan(json.dumps(table), "p.json"), "p.json")
 
 
 def test_micro_batches_without_an_order_are_refused_where_they_are_counted() -> None:
-    plan = json.loads(write_plan(plan_of(search_layouts(SMALL).best.candidate)))
+    plan = json.loads(write_plan(file_of_plan(search_layouts(SMALL).best.plan)))
     stage = plan["replicas"][0]["stages"][0]
     stages = [
         {**stage, "devices": device, "layers": 4, "micro_batch": 1} for device in ("0, 2", "1, 3")
@@ -91,7 +91,7 @@ def test_micro_batches_without_an_order_are_refused_where_they_are_counted() -> 
     plan |= {"sequences": 6, "schedule": "interleaved", "skeleton": "interleaved"}
     plan |= {"prefetch": False}
     with pytest.raises(SpecError, match="multiples of 2 ranks, not 3") as refused:
-        to_candidate(parse_plan(json.dumps(plan), "a.json"), "a.json")
+        plan_of_file(parse_plan(json.dumps(plan), "a.json"), "a.json")
     assert refused.value.place == "a.json [replicas.0] micro_batches"
     assert refused.value.fix == "use 4 micro-batches"
 
@@ -101,7 +101,7 @@ def test_a_device_used_twice_is_refused(written: str) -> None:
     last = table["replicas"][0]["stages"][-1]
     last["devices"] = ", ".join(["0"] * len(read_ranges(last["devices"], "", 4)))
     with pytest.raises(SpecError):
-        to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+        plan_of_file(parse_plan(json.dumps(table), "p.json"), "p.json")
 
 
 def test_text_that_is_no_plan_is_refused() -> None:

@@ -14,11 +14,11 @@ from test_left_out import cluster_file
 
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_replicas import uneven_case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import load_plan
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.fixed_orders import fixed_order
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.of_plan import compare_orders
 from ratrain.plan.orders.seeds import order_of, policies
@@ -65,8 +65,8 @@ def plan_file(folder: Path, *replicas: dict[str, Any], **said: Any) -> Path:
     return path
 
 
-def read(path: Path) -> UnevenPlan:
-    return uneven_plan(load_plan(path), str(path))
+def read(path: Path) -> Plan:
+    return plan_of_file(load_plan(path), str(path))
 
 
 def verb(*words: str) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_every_named_order_is_compared_on_the_plan_s_own_replicas(tmp_path: Path
     steps = {row.order: row.predicted.step_s for row in orders.rows if row.predicted is not None}
     for order in ("1f1b", "zb-h1"):
         other = plan_file(tmp_path, DEEP, FLAT, skeleton=order)
-        case = uneven_case(read(other))
+        case = Case(read(other))
         assert simulate_proved(case.proved, case.costs).step_time_s == pytest.approx(steps[order])
     shown = CliRunner().invoke(ratrain, ["schedules", str(path)]).output
     assert "*1f1b" in shown or "*zb-h1" in shown
@@ -110,7 +110,7 @@ def test_an_order_of_each_replica_is_searched_for_and_the_plan_takes_its_file(
 def test_the_clock_of_a_board_times_each_replica_s_order_as_its_program_takes(
     tmp_path: Path,
 ) -> None:
-    board = Board(uneven_case(read(plan_file(tmp_path, DEEP, FLAT))), split=True)
+    board = Board(Case(read(plan_file(tmp_path, DEEP, FLAT))), split=True)
     deep, flat = board.pipelines
     assert (deep.places, flat.places) == (3, 1)
     for mine, other in zip(list(policies(deep))[::9], list(policies(flat))[::9], strict=False):
@@ -131,7 +131,7 @@ def test_replicas_of_one_depth_may_have_orders_of_their_own(tmp_path: Path) -> N
     text = "\n".join(["replica", *rows, "replica", *other, ""])
     (tmp_path / "mine.csv").write_text(text)
     assert len(read_orders(text)) == 2
-    case = uneven_case(read(plan_file(tmp_path, *pairs, skeleton="mine.csv")))
+    case = Case(read(plan_file(tmp_path, *pairs, skeleton="mine.csv")))
     assert case.proved.verdict.sound
     turns = [
         tuple(dict.fromkeys((action.kind, action.micro_batch) for action in lane))

@@ -16,11 +16,13 @@ from ratrain.describe.cluster import ClusterSpec, HostKind, Link
 from ratrain.describe.device import DeviceKind, Rate, Tier
 from ratrain.describe.job import ClusterChoice, JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.case.of_layout import LayoutCase, case_of
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.placement import place
-from ratrain.plan.price.durations import costs_of
+from ratrain.plan.layout.plan import plan_of_layout
 from ratrain.plan.price.estimate import estimate
+from ratrain.plan.price.places import costs_of
 from ratrain.program.units import RECOVERY_CODE
 from ratrain.simulate.simulate import simulate
 
@@ -43,7 +45,7 @@ def on(
     model: str = "small-llama",
     backend: str = "described",
     micro_batches: int = 8,
-) -> LayoutCase:
+) -> Case:
     """A job on hosts of one tensor group each."""
     hosts = (HostKind("h", device.name, layout.tensor, layout.pipeline * layout.data),)
     cluster = ClusterSpec("c", (device,), hosts, FrozenMap({"host": inside, "room": across}))
@@ -55,13 +57,15 @@ def on(
     )
 
 
-def step_s(case: LayoutCase, device: DeviceKind, inside: Link, across: Link) -> float:
+def step_s(case: Case, device: DeviceKind, inside: Link, across: Link) -> float:
     """The step of the case's own program on other devices and links."""
     host = replace(case.job.cluster.spec.host[0], device=device.name)
     links = FrozenMap({"host": inside, "room": across})
     cluster = replace(case.job.cluster.spec, device=(device,), host=(host,), links=links)
-    spec: JobSpec = replace(case.job, cluster=ClusterChoice(cluster, case.layout.devices))
-    costs = costs_of(spec, place(spec, case.layout), case.program.setup)
+    spec: JobSpec = replace(case.job, cluster=ClusterChoice(cluster, case.plan.layout.devices))
+    placement = place(spec, case.plan.layout)
+    there = plan_of_layout(spec, placement, case.strategy, case.plan.mode)
+    costs = costs_of(there, case.program.setup)
     return simulate(case.program, costs).step_time_s
 
 
@@ -141,12 +145,12 @@ def test_more_memory_never_makes_a_layout_slower(schedule: str) -> None:
 # ---- the closed form -----------------------------------------------------------------------------
 
 
-def closed_s(case: LayoutCase) -> float:
+def closed_s(case: Case) -> float:
     """The step of the case by closed form."""
     stages = case.program.setup.replicas[0].stages
     codes = np.array([[RECOVERY_CODE[stage.only.recovery] for stage in stages]], dtype=np.int64)
     sharded = case.program.setup.accumulation.value == "sharded"
-    group = group_of_layout(case.job, case.strategy, case.placement, sharded)
+    group = group_of_layout(case.job, case.strategy, case.plan.placement, sharded)
     return float(estimate(group, codes).step_s[0])
 
 

@@ -1,4 +1,4 @@
-"""Every op's price in small cases, against the formulas of docs/explanation/simulation.md written
+"""Every op's price in small cases, against the formulas of docs/notes/costs-blocks.md written
 out: a factor, a sign or a term that is lost in a price shows here."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ratrain.describe.device import DeviceKind, Driving, Rate, Tier
 from ratrain.describe.job import Batch, CheckpointSpec, ClusterChoice, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.case.of_layout import LayoutCase, case_of
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.program.kind import Kind
 from ratrain.simulate.costs import Work
 
@@ -76,7 +77,7 @@ class Asked:
         return {"fp16": 2, "fp32": 4}[self.dtype]
 
 
-def made(asked: Asked, schedule: str = "1f1b") -> LayoutCase:
+def made(asked: Asked, schedule: str = "1f1b") -> Case:
     """The case: a tensor group stands on one host, everything else on another."""
     layout = LayoutSpec(asked.pipeline, asked.data, asked.tensor, sequence_parallel=asked.divided)
     hosts = (HostKind("h", "d", asked.tensor, asked.pipeline * asked.data),)
@@ -100,17 +101,17 @@ def made(asked: Asked, schedule: str = "1f1b") -> LayoutCase:
     return case_of(spec)
 
 
-def units(case: LayoutCase) -> list[str]:
+def units(case: Case) -> list[str]:
     """The kind of each unit."""
     names = [unit.name for member in case.program.setup.members for unit in member.units]
     return [{"e": "embedding", "h": "head"}.get(name, "layer") for name in names]
 
 
-def work(case: LayoutCase, kind: Kind) -> Work:
+def work(case: Case, kind: Kind) -> Work:
     return case.costs.work[kind]
 
 
-def alone_s(case: LayoutCase, kind: Kind) -> np.ndarray:
+def alone_s(case: Case, kind: Kind) -> np.ndarray:
     """Seconds of each unit's op on links that nothing else uses."""
     of_kind = work(case, kind)
     rate = np.where(of_kind.link >= 0, case.costs.link_rate_bytes_per_s[of_kind.link], 1.0)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from random_jobs import job
 
-from ratrain.plan.case.of_replicas import uneven_case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import load_plan
-from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.search.case_of_job import case_of_job
 from ratrain.plan.words.tables import peaks_in_words
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
@@ -41,7 +41,7 @@ def test_ranks_of_one_budget_have_one_peak() -> None:
 
 
 def test_ranks_of_unlike_budgets_have_the_peak_of_the_fullest_of_each() -> None:
-    proved = uneven_case(uneven_plan(load_plan(EXAMPLE), str(EXAMPLE))).proved
+    proved = Case(plan_of_file(load_plan(EXAMPLE), str(EXAMPLE))).proved
     setup, most = proved.program.setup, dict[int | None, int]()
     for bound in proved.verdict.bounds:
         budget = setup.budget_of(bound.rank)

@@ -13,8 +13,8 @@ from registered import declared_inside
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, SpecError
-from ratrain.plan.case.of_layout import case_of_candidate
-from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.case.case import Case
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.misfit import planned
 from ratrain.program import repeating
 from ratrain.program.skeletons import Skeleton, declare_skeleton
@@ -60,9 +60,9 @@ def figures(verdict: Verdict) -> list[tuple[str, int, dict[str, int]]]:
     return [(bound.tier, bound.total_bytes, bound.by_family) for bound in bounds]
 
 
-def check_plan(candidate: Candidate, bound_bytes: int) -> None:
+def check_plan(candidate: Plan, bound_bytes: int) -> None:
     """A plan's bound is that of the whole program; its simulation stays within."""
-    case = case_of_candidate(candidate)
+    case = Case(candidate)
     whole = apply_strategy(case.strategy, case.setup, case.choices)
     verdict = verify(whole)
     assert verdict.sound
@@ -85,9 +85,9 @@ def check_skeleton(skeleton: Skeleton, spec: JobSpec) -> None:
         except (SpecError, Infeasible):
             return
         for tried in search.tried[:3]:
-            check_plan(tried.candidate, tried.bound_bytes)
+            check_plan(tried.plan, tried.bound_bytes)
             if skeleton.repeats is None or skeleton.together > 1:
-                case = case_of_candidate(tried.candidate)
+                case = Case(tried.plan)
                 step_s = simulate(case.program, case.costs, steps=3).step_time_s
                 assert tried.step_s == pytest.approx(step_s, rel=1e-9)
 

@@ -13,9 +13,10 @@ from random_jobs import job, jobs
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.case.of_layout import case_of, case_of_candidate
-from ratrain.plan.layout.candidate import candidate
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.trial import timed
 from ratrain.plan.search.case_of_job import case_of_job
 from ratrain.plan.search.layouts import check, search_layouts
@@ -41,8 +42,8 @@ def all_simulated(spec: JobSpec) -> list[float]:
     for group in groups_of(spec):
         checked = check(group)
         for row in np.flatnonzero(checked.fits).tolist():
-            plan = candidate(group, row, checked.recovery[row])
-            step_s, _ = timed(plan.job, plan.placement, plan.strategy, plan.setup, plan.choices)
+            plan = plan_of_row(group, row, checked.recovery[row])
+            step_s, _ = timed(plan)
             if step_s is not None:
                 steps_s.append(step_s)
     return steps_s
@@ -79,7 +80,7 @@ def test_the_plan_fits_and_is_no_slower_than_the_papers_layout(row) -> None:
         if simulated.feasible:
             theirs.append(simulated.step_time_s)
     best = planned(replace(layouts[0], layout=None, schedule=_open(layouts[0]))).best
-    case = case_of_candidate(best.candidate)
+    case = Case(best.plan)
     ours = simulate(case.program, case.costs)
     assert ours.feasible
     assert ours.step_time_s <= min(theirs) * 1.0001
@@ -93,14 +94,14 @@ def test_plans_come_fastest_first_and_every_one_is_proved() -> None:
     searched = search_layouts(job("llama-2-7b", "mixed-sites", 8, 16, budget_bytes=30_000_000_000))
     assert all(a.step_s <= b.step_s for a, b in pairwise(searched.tried))
     for tried in searched.tried[:3]:
-        assert verify(case_of_candidate(tried.candidate).program).sound
+        assert verify(Case(tried.plan).program).sound
 
 
 def test_a_last_stage_that_the_job_exempts_keeps_its_activations_in_every_plan() -> None:
     spec = job("small-llama", "cpu-lab", 4, 8)
     spec = replace(spec, schedule=replace(spec.schedule, recovery="exempt-last"))
     for tried in search_layouts(spec).tried:
-        stages = case_of_candidate(tried.candidate).program.setup.replicas[0].stages
+        stages = Case(tried.plan).program.setup.replicas[0].stages
         assert stages[-1].only.recovery is Recovery.NONE
 
 
@@ -138,7 +139,7 @@ def check_robust(spec: JobSpec) -> None:
         return
     for checked in searched.checked:
         assert np.isfinite(checked.step_s).all() and (checked.step_s > 0).all()
-    case = case_of_candidate(searched.best.candidate)
+    case = Case(searched.best.plan)
     simulated = simulate(case.program, case.costs)
     assert simulated.feasible
     assert math.isfinite(simulated.step_time_s) and simulated.step_time_s > 0
@@ -166,7 +167,7 @@ def test_a_plans_step_is_that_of_its_whole_program(drawn: JobSpec) -> None:
         best = planned(longer).best
     except RatrainError:
         return
-    case = case_of_candidate(best.candidate)
+    case = Case(best.plan)
     assert best.step_s == pytest.approx(simulate(case.program, case.costs).step_time_s, rel=1e-6)
 
 

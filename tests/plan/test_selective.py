@@ -11,12 +11,13 @@ from random_jobs import job
 from ratrain.cost.activations import stored_scores_bytes
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import model_preset
-from ratrain.plan.case.of_layout import case_of, case_of_candidate
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
-from ratrain.plan.layout.candidate import candidate
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
 from ratrain.plan.search.layouts import check, fitted
 from ratrain.program.replicas import Recovery
@@ -62,10 +63,10 @@ def test_selective_recovery_is_slower_than_keeping_and_faster_than_recovering() 
     group = pipelined(GPU)
     steps: list[float] = []
     for code in (NONE, SELECTIVE, BACKWARD):
-        selective = candidate(group, 0, np.full(4, code))
-        again = to_candidate(parse_plan(write_plan(plan_of(selective)), "p.json"), "p.json")
-        assert again.recovery == selective.recovery
-        case = case_of_candidate(again)
+        selective = plan_of_row(group, 0, np.full(4, code))
+        again = plan_of_file(parse_plan(write_plan(file_of_plan(selective)), "p.json"), "p.json")
+        assert again.alike.recovery == selective.alike.recovery
+        case = Case(again)
         steps.append(simulate(case.program, case.costs).step_time_s)
     assert steps == sorted(steps)
     assert steps[0] < steps[1] < steps[2]
@@ -85,4 +86,4 @@ def test_a_job_can_ask_for_it_with_any_strategy() -> None:
     case = case_of(replace(GPU, layout=LayoutSpec(4, 2), schedule=schedule))
     stages = case.program.setup.replicas[0].stages
     assert {stage.only.recovery for stage in stages} == {Recovery.SELECTIVE}
-    assert case.activations == "kept without attention scores on every stage"
+    assert case.facts()["activations"] == "kept without attention scores on every stage"

@@ -22,8 +22,8 @@ from ratrain.describe.job_checks import check_job
 from ratrain.errors import SpecError
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.sizes import boundary_bytes
 from ratrain.plan.layout.transfers import inner_sums_s, sums_of_op
@@ -104,9 +104,9 @@ def test_a_search_with_both_is_no_slower_than_with_either() -> None:
 
 def test_a_plan_with_divided_sequences_is_read_back_and_simulates_as_said() -> None:
     best = search_layouts(asked(LLAMA, True)).best
-    text = write_plan(plan_of(best.candidate))
-    again = to_candidate(parse_plan(text, "p.json"), "p.json")
-    assert again.layout == best.candidate.layout
+    text = write_plan(file_of_plan(best.plan))
+    again = plan_of_file(parse_plan(text, "p.json"), "p.json")
+    assert again.layout == best.plan.layout
     case = case_of(replace(again.job, layout=again.layout))
     assert case.program.setup.sequence_parallel
     assert read_text(write_text(case.program)) == case.program
@@ -114,18 +114,18 @@ def test_a_plan_with_divided_sequences_is_read_back_and_simulates_as_said() -> N
 
 
 def test_a_plan_file_without_the_field_has_whole_sequences() -> None:
-    table = json.loads(write_plan(plan_of(search_layouts(asked(LLAMA, True)).best.candidate)))
+    table = json.loads(write_plan(file_of_plan(search_layouts(asked(LLAMA, True)).best.plan)))
     del table["sequence_parallel"]
-    candidate = to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+    candidate = plan_of_file(parse_plan(json.dumps(table), "p.json"), "p.json")
     assert candidate.layout.tensor > 1
     assert not candidate.layout.sequence_parallel
 
 
 def test_offload_has_a_place_in_the_plan_and_is_refused_by_name() -> None:
-    table: dict[str, Any] = json.loads(write_plan(plan_of(search_layouts(LLAMA).best.candidate)))
+    table: dict[str, Any] = json.loads(write_plan(file_of_plan(search_layouts(LLAMA).best.plan)))
     table["replicas"][0]["stages"][-1]["offload"] = "host"
     with pytest.raises(SpecError, match="cannot run yet"):
-        to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+        plan_of_file(parse_plan(json.dumps(table), "p.json"), "p.json")
 
 
 @pytest.fixture

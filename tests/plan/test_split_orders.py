@@ -15,12 +15,12 @@ from ratrain.cost.blocks import blocks
 from ratrain.cost.compute import SPLIT_SHARE, block_times
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.case.layout_words import candidate_json, plan_name
-from ratrain.plan.case.of_layout import case_of, case_of_candidate
-from ratrain.plan.case.ready import Case
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.layout_words import layout_json, plan_name
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT, with_order_open
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.speedup import free_to_recover
@@ -121,14 +121,14 @@ def test_a_search_tries_the_order_and_names_it_and_a_plan_file_keeps_it() -> Non
     spec = replace(spec, batch=replace(spec.batch, sequences=9))  # four replicas share no nine
     result = search_layouts(spec)
     best = result.best
-    assert best.candidate.strategy.skeleton == "zb-h1"
-    assert plan_name(best.candidate).endswith(", order zb-h1")
-    assert candidate_json(best.candidate)["order"] == "zb-h1"
+    assert best.plan.strategy.skeleton == "zb-h1"
+    assert plan_name(best.plan).endswith(", order zb-h1")
+    assert layout_json(best.plan)["order"] == "zb-h1"
     assert sum("zb-h1" in line for line in search_text(result, 3)) >= 2
-    text = write_plan(plan_of(best.candidate))
+    text = write_plan(file_of_plan(best.plan))
     assert json.loads(text)["skeleton"] == "zb-h1"
-    again = case_of_candidate(to_candidate(parse_plan(text, "plan.json"), "plan.json"))
-    assert write_text(again.program) == write_text(case_of_candidate(best.candidate).program)
+    again = Case(plan_of_file(parse_plan(text, "plan.json"), "plan.json"))
+    assert write_text(again.program) == write_text(Case(best.plan).program)
     assert predicted_s(again) == pytest.approx(best.step_s)
 
 

@@ -12,11 +12,12 @@ from ratrain.describe.cluster import ClusterSpec, HostKind, Link
 from ratrain.describe.job import ClusterChoice, JobSpec, LayoutSpec
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.case.of_layout import LayoutCase, case_of
-from ratrain.plan.layout.candidate import candidate
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.enumerate import Group, groups_of
-from ratrain.plan.price.durations import costs_of
+from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.estimate import estimate
+from ratrain.plan.price.places import costs_of
 from ratrain.program.kind import Kind
 from ratrain.program.strategies import apply_strategy
 from ratrain.simulate.simulate import simulate
@@ -38,12 +39,12 @@ def on_slow_hosts(devices: int, schedule: str, model: str = "gpt-3.6b") -> JobSp
     return replace(base, cluster=ClusterChoice(slow_hosts(devices), devices))
 
 
-def placed(pipeline: int, data: int, schedule: str = "1f1b") -> LayoutCase:
+def placed(pipeline: int, data: int, schedule: str = "1f1b") -> Case:
     spec = on_slow_hosts(pipeline * data, schedule)
     return case_of(replace(spec, layout=LayoutSpec(pipeline, data)))
 
 
-def tie_rows(case: LayoutCase) -> tuple[np.ndarray, np.ndarray]:
+def tie_rows(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Fixed seconds and bytes of each unit's sum."""
     work = case.costs.work[Kind.TieSync]
     return work.fixed_s, work.volume_bytes
@@ -116,7 +117,7 @@ def of_four_stages(spec: JobSpec) -> tuple[float, float]:
 
 
 def both(group: Group, recovery: np.ndarray) -> tuple[float, float]:
-    priced = candidate(group, 0, recovery[0])
+    priced = plan_of_row(group, 0, recovery[0])
     program = apply_strategy(priced.strategy, priced.setup, priced.choices)
-    costs = costs_of(priced.job, priced.placement, program.setup)
+    costs = costs_of(priced, program.setup)
     return float(estimate(group, recovery).step_s[0]), simulate(program, costs).step_time_s

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from ratrain.describe.device import Tier
 from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, ScheduleSpec
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.errors import Infeasible, SpecError
-from ratrain.plan.case.subject import case_of_subject
+from ratrain.plan.case.case import case_of_plan
 from ratrain.plan.file.writing import write_plan
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.layout.tiers import require_tier
@@ -29,7 +30,7 @@ def job_on(
     disk_gb: float = 0,
     disk_rate: float = 2e9,
     devices: int = 1,
-    **schedule: object,
+    **schedule: Any,
 ) -> JobSpec:
     """Neo of 2.7 B parameters, whose AdamW alone takes 33 GB, on devices of so much memory."""
     spec = cluster_preset("a100-80g-dgx")
@@ -43,7 +44,7 @@ def job_on(
         ClusterChoice(spec, devices),
         Batch(8),
         None,
-        replace(ScheduleSpec(dtype="bf16"), **schedule),  # type: ignore[arg-type]
+        replace(ScheduleSpec(dtype="bf16"), **schedule),
     )
 
 
@@ -59,7 +60,7 @@ def test_the_optimizer_leaves_the_device_where_nothing_else_fits_for_the_fastest
 
 
 @pytest.mark.parametrize("tiers", [{}, {"host_gb": 20}, {"disk_gb": 20}])
-def test_nothing_fits_where_no_tier_has_room(tiers: dict[str, float]) -> None:
+def test_nothing_fits_where_no_tier_has_room(tiers: dict[str, Any]) -> None:
     with pytest.raises(Infeasible, match="the optimizer takes 33"):
         every_plan(job_on(24, **tiers))
 
@@ -72,8 +73,7 @@ def test_a_job_that_wants_it_on_the_device_keeps_it_there() -> None:
 def test_a_plan_that_has_it_on_disk_says_so_and_is_read_again_with_the_same_proof() -> None:
     found = every_plan(job_on(24, disk_gb=1000)).chosen
     assert '"optimizer_tier": "disk"' in write_plan(found.file())
-    subject = found.subject()
-    case = case_of_subject(subject)
+    case = case_of_plan(found.file(), "plan")
     assert any("optimizer states wait on disk" in line for line in case.headline())
     (disk,) = [bound for bound in case.proved.verdict.lower_bounds if bound.tier == "disk"]
     assert 33 * GB < disk.total_bytes == disk.by_family["optimizer_disk"] < 34 * GB
@@ -101,7 +101,7 @@ def test_a_tier_that_is_asked_for_and_too_small_is_named() -> None:
     ],
 )
 def test_what_needs_the_optimizer_on_the_device_is_refused(
-    options: dict[str, object], why: str
+    options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(SpecError, match=why):
         require_tier(job_on(24, disk_gb=1000, optimizer_tier="disk", **options))

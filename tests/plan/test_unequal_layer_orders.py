@@ -14,15 +14,16 @@ from test_unequal_search import verb
 from test_unequal_split import planned_with
 
 from ratrain.describe.job import LayoutSpec
-from ratrain.plan.case.of_replicas import uneven_case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.further_orders import WORTH_MEMORY, with_order_open
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.split import in_layer_orders, together_tried
-from ratrain.plan.search.trial import Drafted, Timed, timed_plan, timed_recovering
+from ratrain.plan.search.trial import timed_plan, timed_recovering
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.plan.words.unequal import every_text
 from ratrain.program.skeletons import SKELETONS, TOGETHER
 from ratrain.program.text import write_text
@@ -70,13 +71,13 @@ def best_of(plans: EveryPlan) -> Timed[Drafted]:
     return plans.best
 
 
-def in_1f1b(plan: UnevenPlan) -> UnevenPlan:
+def in_1f1b(plan: Plan) -> Plan:
     job = replace(plan.job, schedule=replace(plan.job.schedule, skeleton=None))
     return replace(plan, job=job, strategy=replace(plan.strategy, skeleton="1f1b"))
 
 
-def simulated_s(plan: UnevenPlan) -> float:
-    case = uneven_case(plan)
+def simulated_s(plan: Plan) -> float:
+    case = Case(plan)
     assert case.proved.verdict.sound
     return simulate_proved(case.proved, case.costs).step_time_s
 
@@ -107,8 +108,8 @@ def test_plan_says_so_and_its_file_is_simulated_alike_bit_for_bit(
     assert first["step_time_s"] == best.step_s
     assert verb("simulate", str(file))["step_time_s"] == simulated_s(best.plan)
     verb("verify", str(file))
-    again = uneven_plan(parse_plan(file.read_text(), str(file)), str(file))
-    assert write_text(uneven_case(again).program) == write_text(uneven_case(best.plan).program)
+    again = plan_of_file(parse_plan(file.read_text(), str(file)), str(file))
+    assert write_text(Case(again).program) == write_text(Case(best.plan).program)
 
 
 @pytest.mark.parametrize("line", ['skeleton = "1f1b"', 'without = ["update-prefetch"]'])
@@ -137,7 +138,7 @@ def test_plans_that_have_nothing_to_take_together_are_not_tried(
     assert together_tried(replace(plan, replicas=mixed)), "a rank holds the whole model"
 
 
-def within(plan: UnevenPlan, budget_bytes: int, **options: Any) -> UnevenPlan:
+def within(plan: Plan, budget_bytes: int, **options: Any) -> Plan:
     schedule = replace(plan.job.schedule, memory_budget_bytes=budget_bytes, **options)
     return replace(plan, job=replace(plan.job, schedule=schedule))
 

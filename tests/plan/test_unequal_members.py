@@ -19,21 +19,20 @@ from test_unequal_search import BENCHMARKS, stages_of, verb
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
-from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
-from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.case.case import Case, case_of_plan
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.uneven import UnevenPlan
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.clock import StageClock
 from ratrain.plan.search.members import MembersDraft, MembersParts
 from ratrain.plan.search.members_changes import members_changed
 from ratrain.plan.search.members_clock import MembersClock
 from ratrain.plan.search.members_drafts import Idea, Ideas, shares_of
 from ratrain.plan.search.members_search import MembersSearch, members_search
-from ratrain.plan.search.on_devices import file_of_plan, plans_of_members
+from ratrain.plan.search.on_devices import plans_of_members
 from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import fastest_of
 from ratrain.program.replicas import Recovery
@@ -84,14 +83,14 @@ def with_budget(spec: JobSpec, budget: int) -> JobSpec:
     return replace(spec, schedule=replace(spec.schedule, memory_budget_bytes=budget))
 
 
-def checked(spec: JobSpec, plan: UnevenPlan, step_s: float) -> None:
+def checked(spec: JobSpec, plan: Plan, step_s: float) -> None:
     """The plan is trainable, proved, and its file is read as the same program and the same step."""
     assert not untrainable(plan)
     text = write_plan(file_of_plan(plan))
     case = case_of_plan(parse_plan(text, str(spec.path)), str(spec.path))
-    assert isinstance(case, UnevenCase)
+    assert isinstance(case, Case)
     assert case.proved.verdict.sound
-    assert write_text(case.program) == write_text(uneven_case(plan).program)
+    assert write_text(case.program) == write_text(Case(plan).program)
     assert write_plan(file_of_plan(case.plan)) == text
     steps_s = [
         simulate_proved(case.proved, case.costs, steps=steps).step_time_s for steps in (3, 4)

@@ -20,19 +20,19 @@ from test_left_out import cluster_file, job_file
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.errors import Infeasible
-from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.case.case import case_of_plan
 from ratrain.plan.file.form import load_plan, parse_plan
-from ratrain.plan.file.uneven import has_members
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
+from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import least_step_s
 from ratrain.plan.search.aligned import cut_alike, moved_alike
 from ratrain.plan.search.beam import seeds
 from ratrain.plan.search.draft import Draft, draft_of, shares_of
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.moves import MOVES, changed
-from ratrain.plan.search.on_devices import file_of_plan, plans_of
+from ratrain.plan.search.on_devices import plans_of
 from ratrain.plan.search.parts import Part, layers_moved, part_of, recut
 from ratrain.plan.search.pools import Post, pools_of
 from ratrain.plan.search.space import Space
@@ -378,7 +378,7 @@ def test_where_the_only_links_are_a_thousand_times_slower_the_plan_is_another(
             used.append(len(plans.best.plan.devices))
         else:
             assert plans.alike is not None
-            used.append(plans.alike.best.candidate.layout.devices)
+            used.append(plans.alike.best.plan.layout.devices)
     assert used == [4, 1]
 
 

@@ -17,17 +17,15 @@ from test_left_out import job_file
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
-from ratrain.plan.case.ready import Case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.price.least_time import least_step_s
-from ratrain.plan.price.uneven_places import uneven_costs
+from ratrain.plan.price.places import costs_of
 from ratrain.plan.search.case_of_job import case_of_job
 from ratrain.plan.search.every_plan import every_plan
-from ratrain.plan.search.on_devices import file_of_plan
 from ratrain.plan.search.sizes import in_other_sizes
 from ratrain.plan.search.trial import timed_plan
 from ratrain.program.replicas import Recovery
@@ -59,7 +57,7 @@ def test_a_kind_with_more_memory_computes_more_sequences_at_once(spec: JobSpec) 
     (replica,) = best.plan.replicas
     sizes = dict(zip(replica.kinds, replica.sizes, strict=True))
     assert sizes["large"] > sizes["small"]
-    case = uneven_case(best.plan)
+    case = Case(best.plan)
     assert case.proved.verdict.sound
     assert simulate_proved(case.proved, case.costs).step_time_s == pytest.approx(best.step_s)
     for size in set(replica.sizes):
@@ -92,7 +90,7 @@ def test_such_a_plan_is_written_read_back_and_simulated_alike(spec: JobSpec) -> 
     best = every_plan(spec).best
     assert best is not None
     text = write_plan(file_of_plan(best.plan))
-    again = uneven_plan(parse_plan(text, "p.json"), "p.json")
+    again = plan_of_file(parse_plan(text, "p.json"), "p.json")
     assert again.setup == best.plan.setup
     assert write_plan(file_of_plan(again)) == text
 
@@ -118,13 +116,13 @@ def test_no_step_of_a_random_unequal_plan_is_shorter_than_its_lower_bound() -> N
     for seed in range(120):
         text = json.dumps(random_plan(Random(seed)))
         try:
-            plan = uneven_plan(parse_plan(text, "p.json"), "p.json")
-            proved = uneven_case(plan).proved
+            plan = plan_of_file(parse_plan(text, "p.json"), "p.json")
+            proved = Case(plan).proved
         except RatrainError:
             continue
-        costs = uneven_costs(plan, plan.setup)
+        costs = costs_of(plan, plan.setup)
         least_s = least_step_s(plan.strategy, plan.setup, plan.choices, costs)
-        step_s = simulate_proved(proved, uneven_costs(plan, proved.short.setup)).step_time_s
+        step_s = simulate_proved(proved, costs_of(plan, proved.short.setup)).step_time_s
         assert least_s <= step_s * (1 + 1e-9), seed
         bounded += least_s > 0
     assert bounded > 30
@@ -143,7 +141,7 @@ def joining(folder: Path, joined: str, more: str = "") -> Path:
 
 def test_a_job_says_how_many_micro_batches_each_stage_joins(tmp_path: Path) -> None:
     case = case_of_job(load_job(joining(tmp_path, "[4, 1]")))
-    assert isinstance(case, UnevenCase)
+    assert isinstance(case, Case)
     assert [m.joined for m in case.setup.members] == [4, 1]
     assert case.setup.replicas[0].micro_batches == 16 and case.setup.data == 2
     assert case.proved.verdict.sound

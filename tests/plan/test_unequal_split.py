@@ -13,17 +13,17 @@ from test_left_out import job_file
 from test_unequal_search import verb
 
 from ratrain.errors import Infeasible
-from ratrain.plan.case.of_replicas import uneven_case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.file.uneven import UnevenPlan
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
-from ratrain.plan.search.on_devices import file_of_plan
 from ratrain.plan.search.split import SplitSearch, in_split_orders, may_be_split
-from ratrain.plan.search.trial import Drafted, Timed, timed_plan
+from ratrain.plan.search.trial import timed_plan
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.plan.words.unequal import every_text
 from ratrain.program.replicas import Recovery
 from ratrain.program.text import write_text
@@ -50,14 +50,14 @@ def best_of(plans: EveryPlan) -> Timed[Drafted]:
     return plans.best
 
 
-def in_1f1b(plan: UnevenPlan) -> UnevenPlan:
+def in_1f1b(plan: Plan) -> Plan:
     schedule = replace(plan.job.schedule, skeleton=None, recovery="auto")
     job = replace(plan.job, schedule=schedule)
     return replace(plan, job=job, strategy=replace(plan.strategy, skeleton="1f1b"))
 
 
-def simulated_s(plan: UnevenPlan) -> float:
-    case = uneven_case(plan)
+def simulated_s(plan: Plan) -> float:
+    case = Case(plan)
     assert case.proved.verdict.sound
     return simulate_proved(case.proved, case.costs).step_time_s
 
@@ -86,9 +86,9 @@ def test_plan_says_so_and_its_file_is_simulated_alike(small: tuple[Path, EveryPl
     assert first["plan"]["order"] == json.loads(file.read_text())["skeleton"] == "zb-h1"
     assert verb("simulate", str(file))["step_time_s"] == pytest.approx(first["step_time_s"])
     verb("verify", str(file))
-    again = uneven_plan(parse_plan(file.read_text(), str(file)), str(file))
+    again = plan_of_file(parse_plan(file.read_text(), str(file)), str(file))
     best = best_of(plans)
-    assert write_text(uneven_case(again).program) == write_text(uneven_case(best.plan).program)
+    assert write_text(Case(again).program) == write_text(Case(best.plan).program)
 
 
 def planned_with(line: str, job: Path, folder: Path) -> EveryPlan:
@@ -175,7 +175,7 @@ def test_whatever_is_chosen_on_random_clusters_is_proved_and_earns_its_place(
             continue
         for plan in plans.unequal.trainable[:3]:
             text = write_plan(file_of_plan(plan.plan))
-            again = uneven_plan(parse_plan(text, str(folder / "p.json")), str(folder / "p.json"))
+            again = plan_of_file(parse_plan(text, str(folder / "p.json")), str(folder / "p.json"))
             assert simulated_s(again) == pytest.approx(plan.step_s), seed
             if plan.plan.strategy.skeleton in SPLIT_ORDERS:
                 split += 1

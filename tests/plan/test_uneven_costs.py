@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from random_jobs import candidates
 from test_uneven_setup import hexiscale, read, replica, stage
 
 from ratrain.cost.blocks import blocks
 from ratrain.cost.compute import case_of_block
 from ratrain.describe.cluster import Link
-from ratrain.plan.case.of_layout import case_of_candidate
-from ratrain.plan.case.of_replicas import uneven_case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.file.writing import plan_of, write_plan
-from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.transfers import most_cells, regrouped_message
 from ratrain.program.kind import Kind
 from ratrain.simulate.costs import Costs
@@ -41,17 +40,11 @@ def same(these: Costs, other: Costs) -> bool:
     )
 
 
-def of_one_sort_or_undivided(candidate: Candidate) -> bool:
-    """A layout prices a tensor group by the slowest one of its stage in any replica, a plan of
-    unequal replicas by those that stand on the same kinds of device."""
-    return len(candidate.placement.classes) == 1 or candidate.layout.tensor == 1
-
-
-def prices_alike(candidate: Candidate) -> None:
-    read_again = parse_plan(write_plan(plan_of(candidate)), "p.json")
-    plan = uneven_plan(read_again, "p.json")
+def prices_alike(candidate: Plan) -> None:
+    read_again = parse_plan(write_plan(file_of_plan(candidate)), "p.json")
+    plan = plan_of_file(read_again, "p.json")
     job = replace(plan.job, model=candidate.job.model)  # no preset is tied
-    regular, made = case_of_candidate(candidate), uneven_case(replace(plan, job=job))
+    regular, made = Case(candidate), Case(replace(plan, job=job))
     assert made.program == regular.program
     assert same(made.costs, regular.costs)
     first, second = (simulate(case.program, case.costs, steps=2) for case in (regular, made))
@@ -62,15 +55,13 @@ def prices_alike(candidate: Candidate) -> None:
 @pytest.mark.slow
 @settings(quick, max_examples=40)
 @given(candidates(("ratrain", "megatron", "interleaved", "zb-h1", "zero3-heavy"), cells=60))
-def test_replicas_that_are_alike_cost_exactly_what_the_regular_way_says(row) -> None:
-    assume(of_one_sort_or_undivided(row[1]))
+def test_a_layout_costs_what_its_plan_file_costs(row) -> None:
     prices_alike(row[1])
 
 
 @settings(quick, max_examples=10)
 @given(candidates(cells=60, tied=True))
-def test_tied_replicas_that_are_alike_do_too(row) -> None:
-    assume(of_one_sort_or_undivided(row[1]))
+def test_a_layout_of_a_tied_model_does_too(row) -> None:
     prices_alike(row[1])
 
 
@@ -89,7 +80,7 @@ def test_a_boundary_between_degrees_sends_every_byte_once() -> None:
 
 
 def test_a_receiving_group_gathers_what_it_needs_whole() -> None:
-    case = uneven_case(read(*hexiscale(), sequences=15))
+    case = Case(read(*hexiscale(), sequences=15))
     kind = case.plan.devices[0].kind
     apart = regrouped_message(8_000_000, SLOW, kind, (1, 2), gathered_over=None)
     whole = regrouped_message(8_000_000, SLOW, kind, (1, 2), gathered_over=SLOW)
@@ -98,7 +89,7 @@ def test_a_receiving_group_gathers_what_it_needs_whole() -> None:
 
 
 def test_ranks_of_unequal_degrees_end_a_reduction_together() -> None:
-    case = uneven_case(read(*hexiscale(), sequences=15))
+    case = Case(read(*hexiscale(), sequences=15))
     work = case.costs.work[Kind.GradSync]
     names = [unit.name for member in case.setup.members for unit in member.units]
     rates = case.costs.link_rate_bytes_per_s
@@ -110,7 +101,7 @@ def test_ranks_of_unequal_degrees_end_a_reduction_together() -> None:
 
 
 def test_each_replica_computes_at_its_own_device_s_pace_and_micro_batch() -> None:
-    case = uneven_case(read(*hexiscale(), sequences=15))
+    case = Case(read(*hexiscale(), sequences=15))
     units = [(m.tensor, unit) for m in case.setup.members for unit in m.units]
     forward_s = case.costs.work[Kind.F].fixed_s
     fast, slow = (
@@ -122,9 +113,19 @@ def test_each_replica_computes_at_its_own_device_s_pace_and_micro_batch() -> Non
     assert 30 < slow / fast < 400
 
 
+@pytest.mark.parametrize("other", [(), (replica(3, stage("0", 8)),)], ids=["layout", "unequal"])
+def test_a_tensor_group_of_two_kinds_takes_as_long_as_its_slower_device(other) -> None:
+    def forward_s(devices: str) -> float:
+        head = {"sequences": 6 + 3 * len(other), "backend": "described"}
+        case = Case(read(replica(6, stage(devices, 8, 2)), *other, **head))
+        return float(case.costs.work[Kind.F].fixed_s[1])
+
+    assert forward_s("7-8") == forward_s("8-9") > 2 * forward_s("6-7")
+
+
 def test_more_sequences_for_the_faster_replica_make_a_shorter_step() -> None:
     def step_s(first: int, second: int) -> float:
-        case = uneven_case(
+        case = Case(
             read(
                 replica(first, stage("0", 8)),
                 replica(second, stage("8", 4), stage("9", 4)),
@@ -142,7 +143,7 @@ def test_each_rank_takes_the_layer_times_measured_at_its_own_degree_and_micro_ba
     def part(micro_batches: int, *stages: dict[str, Any]) -> dict[str, Any]:
         return replica(micro_batches, *({**described, "sharding": 0} for described in stages))
 
-    case = uneven_case(
+    case = Case(
         read(
             part(8, stage("0-1", 14, 2, micro_batch=2), stage("2", 10, 1, micro_batch=2)),
             part(2, stage("4-7", 24, 4, micro_batch=4)),

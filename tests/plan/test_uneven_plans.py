@@ -17,11 +17,10 @@ from random_plans import random_plan
 
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import kind_parts
-from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
-from ratrain.plan.case.subject import case_of_subject, subject_of
 from ratrain.plan.file.form import is_uneven, parse_plan
-from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.words.explain_kinds import kinds_text
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program
@@ -30,11 +29,11 @@ from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import simulate
 
 
-def case_of(seed: int) -> UnevenCase | SpecError:
+def case_of(seed: int) -> Case | SpecError:
     """A random plan made ready, or why it is refused."""
     text = json.dumps(random_plan(Random(seed)))
     try:
-        return uneven_case(uneven_plan(parse_plan(text, "p.json"), "p.json"))
+        return Case(plan_of_file(parse_plan(text, "p.json"), "p.json"))
     except SpecError as error:
         return error
 
@@ -80,9 +79,7 @@ def programs() -> tuple[Program, ...]:
     """Programs of random plans of several sorts of replicas."""
     cases = (case_of(seed) for seed in range(50))
     return tuple(
-        case.program
-        for case in cases
-        if isinstance(case, UnevenCase) and len(case.setup.replicas) > 1
+        case.program for case in cases if isinstance(case, Case) and len(case.setup.replicas) > 1
     )[:15]
 
 
@@ -160,10 +157,10 @@ def check_kinds(seed: int) -> bool:
     """Takes a random plan apart by kind of device, and draws it."""
     text = json.dumps(random_plan(Random(seed)))
     try:
-        subject = subject_of(parse_plan(text, "p.json"), "p.json")
+        subject = plan_of_file(parse_plan(text, "p.json"), "p.json")
     except SpecError:
         return False
-    case = case_of_subject(subject)
+    case = Case(subject)
     simulation = simulate_proved(case.proved, case.costs)
     parts = kind_parts(case, simulation)
     devices = sorted(index for part in parts for index in (*part.devices, *part.idle))

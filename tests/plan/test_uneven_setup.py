@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from random_jobs import candidates
 
 from ratrain.errors import SpecError
-from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.case.case import case_of_plan
 from ratrain.plan.file.form import is_uneven, parse_plan
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.file.uneven import UnevenPlan
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.layout.plan import Plan
 from ratrain.program.replicas import Recovery
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
@@ -44,9 +44,9 @@ def replica(micro_batches: int, *stages: dict[str, Any], count: int = 1) -> dict
     return {"count": count, "micro_batches": micro_batches, "stages": list(stages)}
 
 
-def read(*replicas: dict[str, Any], **head: Any) -> UnevenPlan:
+def read(*replicas: dict[str, Any], **head: Any) -> Plan:
     table = {**TWO_KINDS, **head, "replicas": list(replicas)}
-    return uneven_plan(parse_plan(json.dumps(table), "p.json"), "p.json")
+    return plan_of_file(parse_plan(json.dumps(table), "p.json"), "p.json")
 
 
 @settings(
@@ -57,9 +57,9 @@ def read(*replicas: dict[str, Any], **head: Any) -> UnevenPlan:
 @given(candidates(("ratrain", "megatron", "interleaved", "zb-h1")))
 def test_replicas_that_are_alike_have_the_header_and_the_strategy_of_the_regular_way(row) -> None:
     candidate = row[1]
-    plan = plan_of(candidate)
+    plan = file_of_plan(candidate)
     assert not is_uneven(plan)
-    made = uneven_plan(parse_plan(write_plan(plan), "p.json"), "p.json")
+    made = plan_of_file(parse_plan(write_plan(plan), "p.json"), "p.json")
     assert made.setup == candidate.setup
     assert made.strategy == candidate.strategy
     assert made.choices.modes_of(made.setup) == candidate.choices.modes_of(candidate.setup)
@@ -140,7 +140,6 @@ PAIR = (replica(6, stage("0", 8)), replica(6, stage("1", 4), stage("2", 4)))
         ({"devices": "0"}, "device 0 is in stage 0 of entry 0 already", "replicas.1.stages.1"),
         ({"devices": "2-3"}, "2 devices for 1 replica x tensor 1", "replicas.1.stages.1"),
         ({"devices": "2-4", "tensor": 3}, "8 heads, which 3 ranks cannot", "replicas.1.stages.1"),
-        ({"devices": "7-8", "tensor": 2}, "of two kinds", "replicas.1.stages.1"),
         ({"layers": 5}, "add up to 9 layers", "replicas.1"),
         ({"micro_batch": 4}, "6 x 1 sequences are no multiple of it", "replicas.1.stages.1"),
         ({"micro_batch": 2, "schedule": "interleaved", "skeleton": "interleaved",
@@ -227,6 +226,13 @@ def test_no_replica_and_a_replica_without_stages_are_refused() -> None:
     for replicas in ((), (replica(4),), (PAIR[0], replica(4))):
         with pytest.raises(SpecError, match="no stages"):
             read(*replicas)
+
+
+def test_devices_of_one_tensor_group_compute_in_one_dtype() -> None:
+    mixed = replica(6, stage("7-8", 4, 2), stage("1", 4))
+    with pytest.raises(SpecError, match=r"of two kinds, .* in different dtypes"):
+        read(mixed, PAIR[0], sequences=12, dtypes={"a100-80g-sxm": "bf16"})
+    assert read(mixed, PAIR[0], sequences=12).replicas[0].tensor == (2, 1)
 
 
 def test_a_run_has_a_process_for_each_rank_of_unequal_tensor_groups(tmp_path: Path) -> None:

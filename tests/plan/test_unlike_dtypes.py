@@ -13,14 +13,12 @@ from test_uneven_costs import prices_alike
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
+from ratrain.plan.case.case import Case, case_of_plan
 from ratrain.plan.case.kinds import kind_parts
 from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.case.ready import Case
-from ratrain.plan.case.subject import case_of_plan, case_of_subject
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.price.bill import bill
@@ -136,7 +134,7 @@ def test_what_is_sent_is_priced_in_the_jobs_dtype_and_gathers_in_the_widest() ->
 def test_bill_and_estimate_are_as_near_as_where_dtypes_are_one(layout: LayoutSpec) -> None:
     job = example("schedule.recovery=keep-all", "schedule.skeleton=1f1b", layout=layout)
     case = case_of(job)
-    group = group_of_layout(job, case.strategy, case.placement, sharded_gradients=False)
+    group = group_of_layout(job, case.strategy, case.plan.placement, sharded_gradients=False)
     recovery = np.full((1, layout.stages), RECOVERY_CODE[case.setup.members[0].recovery])
     billed = bill(group, recovery).total[0]
     bounds = case.proved.verdict.bounds
@@ -149,17 +147,17 @@ def test_bill_and_estimate_are_as_near_as_where_dtypes_are_one(layout: LayoutSpe
 
 def test_a_plan_file_keeps_the_dtypes_and_is_read_alike_either_way() -> None:
     for tried in search_layouts(example()).tried[:4]:
-        plan = plan_of(tried.candidate)
+        plan = file_of_plan(tried.plan)
         assert plan.dtypes == {"old": "fp32"}
         assert '"dtypes": {"old": "fp32"},' in write_plan(plan)
-        again = to_candidate(parse_plan(write_plan(plan), str(EXAMPLE)), str(EXAMPLE))
-        assert again.setup == tried.candidate.setup
-        prices_alike(tried.candidate)
+        again = plan_of_file(parse_plan(write_plan(plan), str(EXAMPLE)), str(EXAMPLE))
+        assert again.setup == tried.plan.setup
+        prices_alike(tried.plan)
 
 
 @pytest.mark.parametrize("devices", [("0", "1"), ("0", "2")], ids=str)
 def test_a_plan_names_the_dtypes_of_the_kinds_that_it_uses(devices: tuple[str, str]) -> None:
-    plan = parse_plan(write_plan(plan_of(search_layouts(example()).best.candidate)), str(EXAMPLE))
+    plan = parse_plan(write_plan(file_of_plan(search_layouts(example()).best.plan)), str(EXAMPLE))
     entry = plan.replicas[0]
     stage = replace(entry.stages[0], layers=12, tensor=1, sharding=1)
     sizes = ((4, 3), (5, 4))  # micro-batches, and sequences of each
@@ -178,7 +176,7 @@ def test_a_plan_names_the_dtypes_of_the_kinds_that_it_uses(devices: tuple[str, s
 
 
 def test_replicas_that_differ_are_sized_by_each_rank() -> None:
-    text = write_plan(plan_of(search_layouts(example()).best.candidate))
+    text = write_plan(file_of_plan(search_layouts(example()).best.plan))
     plan = parse_plan(text, str(EXAMPLE))
     entry, layers = plan.replicas[0], 12
     stage = replace(entry.stages[0], devices="2", layers=layers, tensor=1, micro_batch=4)
@@ -193,19 +191,17 @@ def test_replicas_that_differ_are_sized_by_each_rank() -> None:
     case = case_of_plan(unlike, str(EXAMPLE))
     assert weights_of(case.setup) == [2, 4, 4]
     assert case.proved.verdict.sound
-    assert uneven_plan(unlike, str(EXAMPLE)).setup == case.setup
+    assert plan_of_file(unlike, str(EXAMPLE)).setup == case.setup
 
 
 def test_the_planner_uses_both_kinds_and_says_what_each_computes_in() -> None:
     best = search_layouts(example("schedule.memory_budget=100MB")).best
-    assert {device.kind.name for device in best.candidate.placement.devices} == {"new", "old"}
-    case = case_of_plan(plan_of(best.candidate), str(EXAMPLE))
+    assert {device.kind.name for device in best.plan.placement.devices} == {"new", "old"}
+    case = case_of_plan(file_of_plan(best.plan), str(EXAMPLE))
     words = "old computes in fp32, the rest in bf16, in which all send"
     assert words in case.headline()
     simulation = simulate(case.program, case.costs, steps=2)
-    text = "\n".join(
-        kinds_text(kind_parts(case_of_subject(best.candidate), simulation), best.step_s)
-    )
+    text = "\n".join(kinds_text(kind_parts(Case(best.plan), simulation), best.step_s))
     assert text.count("  dtype   computes in ") == 2
     assert text.index("computes in bf16") < text.index("old: ") < text.index("computes in fp32")
 

@@ -7,17 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ratrain.plan.case.subject import case_of_subject, subject_of
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import load_plan
-from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.program.kind import Kind
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "unequal-replicas.json"
-SUBJECT = subject_of(load_plan(EXAMPLE), str(EXAMPLE))
-CASE = case_of_subject(SUBJECT)
+SUBJECT = plan_of_file(load_plan(EXAMPLE), str(EXAMPLE))
+CASE = Case(SUBJECT)
 SETUP = CASE.proved.short.setup
 RANK_OF_UNIT = np.repeat([0, 1, 2, 3], [10, 6, 2, 2])
 """The example's units in order: an embedding, 8 layers and a head on rank 0, and so on."""
@@ -63,7 +64,7 @@ def test_everything_twice_as_fast_halves_the_compute_bound_step() -> None:
 
 def test_a_plan_that_keeps_everything_on_some_ranks_recovers_on_the_others() -> None:
     kept = SUBJECT.keeping({2})
-    assert isinstance(kept, UnevenPlan)
+    assert isinstance(kept, Plan)
     assert not any(
         mode is Recovery.FORWARD for replica in kept.replicas for mode in replica.recovery
     )

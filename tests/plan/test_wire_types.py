@@ -12,8 +12,8 @@ from random_jobs import job
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.price.estimate import estimate
@@ -68,7 +68,7 @@ def test_estimate_and_simulation_agree_on_what_a_narrow_wire_saves(wire: str) ->
     saved: list[tuple[float, float]] = []
     for spec in (described("described"), wired(described("described"), **{wire: "bf16"})):
         case = case_of(spec)
-        group = group_of_layout(spec, case.strategy, case.placement, sharded_gradients=False)
+        group = group_of_layout(spec, case.strategy, case.plan.placement, sharded_gradients=False)
         closed = estimate(group, np.zeros((1, 2), dtype=np.int64)).step_s[0]
         saved.append((float(closed), simulate(case.program, case.costs).step_time_s))
     assert saved[1][0] < saved[0][0] and saved[1][1] < saved[0][1]
@@ -83,11 +83,11 @@ def test_a_described_program_is_the_same_whatever_is_sent() -> None:
 
 def test_a_plan_file_keeps_wire_types_and_leaves_out_those_that_were_not_asked_for() -> None:
     spec = load_job(QUICKSTART)
-    assert "_wire" not in write_plan(plan_of(search_layouts(spec).best.candidate))
+    assert "_wire" not in write_plan(file_of_plan(search_layouts(spec).best.plan))
     asked = wired(spec, gradient_wire="bf16")
-    written = write_plan(plan_of(search_layouts(asked).best.candidate))
+    written = write_plan(file_of_plan(search_layouts(asked).best.plan))
     assert '"gradient_wire": "bf16"' in written and "boundary_wire" not in written
-    again = to_candidate(parse_plan(written, "a.json"), "a.json").job.schedule
+    again = plan_of_file(parse_plan(written, "a.json"), "a.json").job.schedule
     assert again.gradients_travel_in == "bf16" and again.boundaries_travel_in == "fp32"
 
 

@@ -30,9 +30,9 @@ from random_plans import random_plan
 from test_plan_members import random_members
 
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.reading import plan_of_file
 from ratrain.program.program import Program
 from ratrain.program.verify import Rule, verify
 
@@ -53,10 +53,10 @@ def table_of(seed: int) -> dict[str, Any]:
     return random_members(Random(seed)) if seed % 4 == 3 else random_plan(Random(seed))
 
 
-def case_of(table: dict[str, Any]) -> UnevenCase | None:
+def case_of(table: dict[str, Any]) -> Case | None:
     """A plan file made ready; None where it is refused as it should be."""
     try:
-        return uneven_case(uneven_plan(parse_plan(json.dumps(table), "p.json"), "p.json"))
+        return Case(plan_of_file(parse_plan(json.dumps(table), "p.json"), "p.json"))
     except SpecError as error:
         if not error.place.startswith("p.json") or not error.fix:
             raise Wrong(f"refused without a place and a fix: {error}") from error

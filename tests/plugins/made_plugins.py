@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "plugins.md"
-FILE = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
 
 
 def install_from_page(folder: Path) -> Path:
     """Builds the package of docs/how-to/plugins.md and installs it with pip; the folder that a path
     must have to find it."""
     source, site = folder / "ratrain-eager", folder / "site"
-    for name, text in FILE.findall(PAGE.read_text()):
-        path = source / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    shutil.copytree(EXAMPLE, source)
     pip = [
         sys.executable,
         "-m",

@@ -86,9 +86,11 @@ def test_every_field_of_the_header_survives() -> None:
 
 def test_every_field_of_a_unit_survives() -> None:
     unit = Unit("q", 1, 2, 3, 4, 5, recoverable=False, head=True, scratch_bytes=6, scores_bytes=2)
+    frozen = Unit("f", 1, frozen=True)  # which has no gradient
     for field in fields(Unit):
-        assert field.name == "name" or getattr(unit, field.name) != field.default, field.name
-    program = Program(Setup((Replica((stage(0, (unit,)),), 4),)), {})
+        values = {getattr(each, field.name) for each in (unit, frozen)}
+        assert field.name == "name" or values != {field.default}, field.name
+    program = Program(Setup((Replica((stage(0, (frozen, unit)),), 4),)), {})
     assert read_text(write_text(program)) == program
 
 

@@ -3,6 +3,7 @@ and torch's own AdamW. It shares nothing with the runtime but the names of param
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from math import cos, pi
 
 import torch
@@ -18,11 +19,15 @@ def plain_losses(
     leaves: dict[str, Tensor],
     train: TrainSpec,
     batches: list[tuple[Tensor, Tensor]],
+    frozen: Collection[str] = (),
+    read: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda leaves: leaves,
 ) -> tuple[list[float], list[float]]:
-    """Trains `leaves` ("0.norm1.weight") in place over the batches; losses and gradient norms."""
+    """Trains `leaves` ("0.norm1.weight") in place over the batches, but for `frozen` ones; losses
+    and gradient norms. `read`: the model's weights, of the leaves."""
     if spec.tied_embeddings:
         leaves["h.head.logits"] = leaves["e.embedding.tokens"]
-    trained = list(dict.fromkeys(leaves.values()))  # a tied leaf once
+    wanted = [leaf for name, leaf in leaves.items() if name not in frozen]
+    trained = list(dict.fromkeys(wanted))  # a tied leaf once
     for leaf in trained:
         leaf.requires_grad_()
     groups = [
@@ -40,7 +45,7 @@ def plain_losses(
     for step, (tokens, targets) in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = _rate(train, step)
-        logits = plain_logits(spec, leaves, tokens)
+        logits = plain_logits(spec, read(leaves), tokens)
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()

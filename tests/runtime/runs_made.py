@@ -18,6 +18,7 @@ from ratrain.models.head import IGNORED
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout
 from ratrain.program.strategies import strategy
+from ratrain.runtime.step.frozen import FROZEN
 
 Ints = npt.NDArray[np.int64]
 
@@ -176,6 +177,8 @@ class Setting:
     joined: tuple[int, ...] = ()  # micro-batches that each stage computes at once
     recovery_buffer: int | None = None
     recover_heads: bool | None = None
+    train: tuple[tuple[str, object], ...] = ()  # further keys of [train]
+    data_keys: tuple[tuple[str, object], ...] = ()  # and of [data]
     planned: bool = False  # no [layout]: the degrees only say how many devices there are
     tokenizer: str | None = None
     model_file: str | None = None  # a folder whose config.json describes the model
@@ -301,6 +304,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "weights": setting.weights,
         "timeout": f"{setting.timeout_s:g}s",
         "validate_every": setting.validate_every or None,
+        **dict(setting.train),
     }
     model = f"{setting.model_file}/config.json" if setting.model_file else "config.json"
     tables = {
@@ -324,6 +328,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         del tables["layout"]
     if setting.files:
         tables["data"] = {"files": list(setting.files), "tokenizer": setting.tokenizer}
+        tables["data"].update(setting.data_keys)
     path = folder / "job.toml"
     path.write_text("\n".join(_table(name, body) for name, body in tables.items()))
     return path
@@ -472,9 +477,13 @@ def beginning(
     model: ModelSpec, unit: str, kind: str, low: int, high: int, division: Division = WHOLE
 ) -> Tensor:
     """The weights that runs begin with, as `ratrain` makes them; moments are zero."""
+    layout = unit_layout(model, unit, division)
+    if kind == FROZEN:
+        assert layout.frozen is not None
+        return initial_range(model, unit, layout.frozen, low, high, seed=5)
     if kind != "weights":
         return torch.zeros(high - low)
-    return initial_range(model, unit, unit_layout(model, unit, division), low, high, seed=5)
+    return initial_range(model, unit, layout, low, high, seed=5)
 
 
 def write_text(path: Path, *, seed: int = 0, characters: int = 40_000) -> Path:

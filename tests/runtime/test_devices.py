@@ -10,7 +10,7 @@ import pytest
 from runs_made import write_text
 
 from ratrain.errors import SpecError
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, write_run
@@ -50,11 +50,9 @@ def prepared(folder: Path) -> PreparedRun:
     job = load_job(folder / "job.toml")
     tried = search_layouts(replace(job, layout=None)).tried
     candidate = next(
-        plan.candidate
-        for plan in tried
-        if (plan.candidate.layout.pipeline, plan.candidate.layout.data) == (2, 2)
+        plan.plan for plan in tried if (plan.plan.layout.pipeline, plan.plan.layout.data) == (2, 2)
     )
-    body = json.loads(write_plan(plan_of(candidate)))
+    body = json.loads(write_plan(file_of_plan(candidate)))
     stages = [stage for replica in body["replicas"] for stage in replica["stages"]]
     assert len(stages) == 2, "two replicas that behave alike"
     for stage, devices in zip(stages, STAGES, strict=True):

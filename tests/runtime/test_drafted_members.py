@@ -14,16 +14,15 @@ from runs_made import Setting, write_job
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import train
 
-from ratrain.plan.file.uneven import UnevenPlan
-from ratrain.plan.file.writing import write_plan
-from ratrain.plan.layout.candidate import MODES
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job_to_plan, strategy_of
+from ratrain.plan.layout.plan import MODES, Plan
 from ratrain.plan.search.clock import StageClock
 from ratrain.plan.search.members import MembersDraft
 from ratrain.plan.search.members_clock import MembersClock
 from ratrain.plan.search.members_drafts import Ideas, shares_of
-from ratrain.plan.search.on_devices import file_of_plan, plans_of_members
+from ratrain.plan.search.on_devices import plans_of_members
 from ratrain.plan.search.pools import pools_of
 from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import fastest_of
@@ -60,7 +59,7 @@ def is_any(_: MembersDraft) -> bool:
 
 def drafted(
     folder: Path, setting: Setting, sharding: int, wanted: Callable[[MembersDraft], bool]
-) -> UnevenPlan:
+) -> Plan:
     """The fastest of the drafts of this sort for the setting's job."""
     folder.mkdir()
     job = replace(load_job_to_plan(write_job(folder, setting), ()), layout=None)

@@ -32,7 +32,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def told(program: Program, passes: tuple[tuple[float, float], ...]) -> list[Calibration]:
     half_s = BACK_S / 2
-    unit = UnitTimes(FORWARD_S, FORWARD_S, BACK_S, half_s, half_s, 0.0, 0.0, 64, 0, passes)
+    unit = UnitTimes(FORWARD_S, FORWARD_S, BACK_S, half_s, half_s, 0.0, 0.0, 64, 64, 0, passes)
     counts = [len(schedule_of(program, rank).units) for rank in range(2)]
     return [
         Calibration(rank, (unit,) * count, None, None, None, None, None, 0.0, 0.0)

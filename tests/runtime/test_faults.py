@@ -28,6 +28,7 @@ from launched import (
 from runs_made import Setting
 
 from ratrain.errors import CheckpointError, RunFailed
+from ratrain.runtime.run.goodput import goodput_of
 from ratrain.runtime.run_folder import RunFolder
 
 STEPS, EVERY = 30, 4
@@ -124,6 +125,9 @@ def test_a_run_with_restarts_goes_on_by_itself(undisturbed: RunFolder, tmp_path:
     assert not list((folder.path / "ranks").glob("failure-*.json")), (
         "an old failure would be told again"
     )
+    goodput = goodput_of(folder.metrics_lines())
+    assert goodput is not None and goodput.starts == 3
+    assert 0 < goodput.fraction < 1 and goodput.starting_s > 0 and goodput.not_running_s > 0
 
 
 def test_restarts_run_out(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from launched import made, ranks_of, start
 from runs_made import CONFIG, Setting, write_job
 
 from ratrain.errors import RatrainError, RunFailed, SpecError
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
@@ -59,10 +59,8 @@ def test_a_backend_that_is_only_described_is_refused_by_name(by_plan: bool, tmp_
     if by_plan:
         read = load_job(job)
         schedule = replace(read.schedule, backend="described", collective="direct")
-        chosen = search_layouts(
-            replace(read, layout=None, data=None, schedule=schedule)
-        ).best.candidate
-        plan.write_text(write_plan(plan_of(chosen)))
+        chosen = search_layouts(replace(read, layout=None, data=None, schedule=schedule)).best.plan
+        plan.write_text(write_plan(file_of_plan(chosen)))
     else:
         job.write_text(job.read_text().replace("[schedule]", '[schedule]\nbackend = "described"'))
     with pytest.raises(SpecError, match="backend described cannot train") as error:

@@ -19,7 +19,7 @@ from ratrain.errors import RunFailed, SpecError
 from ratrain.plan import load_job
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.job import job_of_plan
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.search.misfit import planned
 from ratrain.readers.place import Place
 from ratrain.runtime.rank.agreement import agree, read_run
@@ -87,8 +87,8 @@ def begun(tmp_path: Path, key: ProgramKey) -> Path:
         text = with_key(text, name)
     job.write_text(text)
     write_run(prepare_run(RunRequest(job, threads=1)), RunFolder(job.parent / "run"))
-    best = planned(load_job(job)).best.candidate
-    (job.parent / "plan.json").write_text(write_plan(plan_of(best)))
+    best = planned(load_job(job)).best.plan
+    (job.parent / "plan.json").write_text(write_plan(file_of_plan(best)))
     return job.parent
 
 
@@ -111,9 +111,9 @@ every_key = pytest.mark.parametrize("key", PROGRAM_KEYS, ids=name_of)
 @every_key
 def test_a_plan_file_carries_it(key: ProgramKey, begun: Path, other: Path) -> None:
     before, job = (load_job(path) for path in (begun / "job.toml", other))
-    best = planned(before).best.candidate
-    plan = parse_plan(write_plan(plan_of(replace(best, job=job))), "plan.json")
-    read = job_of_plan(plan, job.layout, job.batch.micro_batch, Place(str(other)))
+    best = planned(before).best.plan
+    plan = parse_plan(write_plan(file_of_plan(replace(best, job=job))), "plan.json")
+    read = job_of_plan(plan, Place(str(other)))
     assert key.of(read) == key.of(job) != key.of(before)
 
 

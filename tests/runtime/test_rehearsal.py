@@ -19,6 +19,7 @@ from ratrain.models.units import MicroBatch, unit_of
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.agreement import read_run
 from ratrain.runtime.rank.rehearsal import Rehearsal
+from ratrain.runtime.rank.timers import launched
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.schedule import LocalOp, Schedule, schedule_of
@@ -74,7 +75,8 @@ def rehearsal(setting: Setting, rank: int, folder: Path) -> tuple[Watched, Sched
     )
     tokens = torch.randint(VOCAB, (1, LENGTH))
     boundary = 1, LENGTH, model.spec.hidden
-    played = Watched(schedule, states, boundary, MicroBatch(tokens, tokens), Allocator(), None)
+    batch, timer = MicroBatch(tokens, tokens), launched(lambda: None)
+    played = Watched(schedule, states, boundary, batch, Allocator(), None, timer)
     return played, schedule, states
 
 
@@ -108,4 +110,6 @@ def test_a_rank_that_computes_nothing_has_nothing_to_play(tmp_path: Path) -> Non
     _played, schedule, states = rehearsal(Setting("1f1b", pipeline=2), 0, tmp_path)
     idle = replace(schedule, ops=tuple(op for op in schedule.ops if op.lane is not Lane.COMPUTE))
     stand_in = MicroBatch(torch.zeros(1, 1), torch.zeros(1, 1))
-    assert list(Rehearsal(idle, states, (1, 1, 1), stand_in, Allocator(), None).passes()) == []
+    timer = launched(lambda: None)
+    played = Rehearsal(idle, states, (1, 1, 1), stand_in, Allocator(), None, timer)
+    assert list(played.passes()) == []

@@ -12,7 +12,7 @@ from launched import made
 from runs_made import Setting, write_job
 
 from ratrain.errors import SpecError
-from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.search.case_of_job import case_of_job
 from ratrain.plan.search.misfit import planned
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
@@ -40,8 +40,8 @@ def test_a_run_of_a_plan_file_resumes_with_the_plan_s_own_choices(tmp_path: Path
     job = write_job(tmp_path, PLANNED)
     (tmp_path / "text.txt").write_text("some text " * 100)
     request = RunRequest(job)
-    best = planned(prepare_run(request).file_job).best.candidate
-    (tmp_path / "plan.json").write_text(write_plan(plan_of(best)))
+    best = planned(prepare_run(request).file_job).best.plan
+    (tmp_path / "plan.json").write_text(write_plan(file_of_plan(best)))
     folder = RunFolder(tmp_path / "run")
     write_run(prepare_run(replace(request, plan_path=tmp_path / "plan.json")), folder)
     assert resume_run(request, folder).spec.micro_batch == best.job.batch.micro_batch
@@ -113,9 +113,9 @@ def test_a_plan_that_was_made_for_another_job_is_refused(
     change: Setting, setting: str, tmp_path: Path
 ) -> None:
     job = write_job(tmp_path / "one", PLANNED)
-    best = planned(prepare_run(RunRequest(job)).file_job).best.candidate
+    best = planned(prepare_run(RunRequest(job)).file_job).best.plan
     plan = tmp_path / "plan.json"
-    plan.write_text(write_plan(plan_of(best)))
+    plan.write_text(write_plan(file_of_plan(best)))
     other = write_job(tmp_path / "other", change)
     with pytest.raises(SpecError, match=f"the plan has {setting}"):
         prepare_run(RunRequest(other, plan_path=plan))
@@ -138,8 +138,8 @@ def test_what_a_command_line_says_against_a_plan_is_refused(
     said: tuple[str, ...], problem: str, tmp_path: Path
 ) -> None:
     job, plan = write_job(tmp_path, PLANNED), tmp_path / "plan.json"
-    best = planned(prepare_run(RunRequest(job)).file_job).best.candidate
-    plan.write_text(write_plan(plan_of(best)))
+    best = planned(prepare_run(RunRequest(job)).file_job).best.plan
+    plan.write_text(write_plan(file_of_plan(best)))
     with pytest.raises(SpecError, match=problem):
         prepare_run(RunRequest(job, plan_path=plan, overrides=said))
 
@@ -147,7 +147,7 @@ def test_what_a_command_line_says_against_a_plan_is_refused(
 def test_a_command_line_may_say_what_the_plan_says(tmp_path: Path) -> None:
     job, plan = write_job(tmp_path, PLANNED), tmp_path / "plan.json"
     ringed = prepare_run(RunRequest(job, overrides=("schedule.collective=ring",))).file_job
-    plan.write_text(write_plan(plan_of(planned(ringed).best.candidate)))
+    plan.write_text(write_plan(file_of_plan(planned(ringed).best.plan)))
     request = RunRequest(job, plan_path=plan, overrides=("schedule.collective=ring",))
     assert prepare_run(request).case.job.collective == "ring"
 
@@ -155,8 +155,8 @@ def test_a_command_line_may_say_what_the_plan_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [{"schedule": "gpipe"}, {"without": ("update-prefetch",)}])
 def test_a_schedule_beside_a_plan_is_refused(flags: dict[str, Any], tmp_path: Path) -> None:
     job, plan = write_job(tmp_path, PLANNED), tmp_path / "plan.json"
-    best = planned(prepare_run(RunRequest(job)).file_job).best.candidate
-    plan.write_text(write_plan(plan_of(best)))
+    best = planned(prepare_run(RunRequest(job)).file_job).best.plan
+    plan.write_text(write_plan(file_of_plan(best)))
     with pytest.raises(SpecError, match="decides this already"):
         prepare_run(RunRequest(job, plan_path=plan, **flags))
 
@@ -168,7 +168,7 @@ def test_a_plan_of_a_job_with_relative_names_runs_from_its_own_folder(
     monkeypatch.chdir(tmp_path)
     job, plan = Path("job.toml"), Path("plan.json")
     given = prepare_run(RunRequest(job)).file_job
-    plan.write_text(write_plan(plan_of(planned(given).best.candidate)))
+    plan.write_text(write_plan(file_of_plan(planned(given).best.plan)))
     prepared = prepare_run(RunRequest(job, plan_path=plan))
     assert prepared.case.facts() == case_of_job(given).facts() | {
         "model": prepared.case.job.model.spec.name

@@ -38,7 +38,7 @@ def told(rank: int, names: list[str]) -> Calibration:
     200."""
     ends = {"e": 100.0, "h": 200.0}
     units = tuple(
-        UnitTimes(ends.get(name) or float(name), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 64, 0)
+        UnitTimes(ends.get(name) or float(name), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 64, 64, 0)
         for name in names
     )
     return Calibration(rank, units, None, None, None, None, None, 0.0, 0.0)
@@ -65,7 +65,7 @@ def measured_messages(
 ) -> Costs:
     """Costs of two ranks whose units take so long for a micro-batch, over a link of 1 kB/s."""
     link = LinkTimes(0.5, 1000.0, 0.0, 0.0, at_once_bytes)
-    unit = UnitTimes(0.25 * unit_s, 0.0, 0.75 * unit_s, 0.0, 0.0, 0.0, 0.0, 64, 0)
+    unit = UnitTimes(0.25 * unit_s, 0.0, 0.75 * unit_s, 0.0, 0.0, 0.0, 0.0, 64, 64, 0)
     calibrations = [
         replace(
             Calibration(rank, units, link, link, link, link, None, 0.0, 0.0), between_s=between_s
@@ -111,7 +111,7 @@ def two_replicas(tmp_path_factory: pytest.TempPathFactory) -> Program:
 def of_replicas(program: Program, messages: float, collectives: list[float]) -> Costs:
     """Costs where messages go at one rate and the collective of each rank at its own; a unit
     computes for a second."""
-    unit = UnitTimes(0.25, 0.0, 0.75, 0.0, 0.0, 0.0, 0.0, 64, 0)
+    unit = UnitTimes(0.25, 0.0, 0.75, 0.0, 0.0, 0.0, 0.0, 64, 64, 0)
     link = LinkTimes(0.0, messages, 0.0, 0.0)
     calibrations = [
         Calibration(

@@ -14,7 +14,7 @@ from test_tensor import WIDE, assert_near
 from training import train
 
 from ratrain.errors import SpecError
-from ratrain.plan.file.writing import plan_of
+from ratrain.plan.file.writing import file_of_plan
 from ratrain.plan.file.writing import write_plan as plan_text
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
@@ -86,7 +86,7 @@ def test_a_plan_remembers_how_attention_is_computed_and_another_job_refuses_it(
 ) -> None:
     setting = replace(STORED, name="ratrain", planned=True, files=("none.txt",))
     job = write_job(tmp_path, setting)
-    text = plan_text(plan_of(search_layouts(load_job(job)).best.candidate))
+    text = plan_text(file_of_plan(search_layouts(load_job(job)).best.plan))
     assert json.loads(text)["attention"] == "stored"
     plan = tmp_path / "plan.json"
     plan.write_text(text)

@@ -15,9 +15,9 @@ from runs_made import Setting, Unlike
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import Result, train
 
-from ratrain.plan.case.of_replicas import uneven_case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import load_plan
-from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.seeds import order_of, policies
 from ratrain.runtime.run_folder import RunFolder
@@ -116,7 +116,7 @@ def test_an_order_of_each_replica_found_by_search_has_the_bits_of_1f1b(
 def searched(folder: Path) -> str:
     """The file of an order with backward split, on the plan of a folder."""
     path = folder / "plan.json"
-    board = Board(uneven_case(uneven_plan(load_plan(path), str(path))), split=True)
+    board = Board(Case(plan_of_file(load_plan(path), str(path))), split=True)
     deep, flat = ([*policies(pipeline)] for pipeline in board.pipelines)
     orders = (*order_of(board.pipelines[0], deep[4]), *order_of(board.pipelines[1], flat[1]))
     return board.csv(orders)

@@ -41,6 +41,7 @@ from ratrain.runtime.seats import Seats, parts_of_units
 from ratrain.runtime.step.allocator import memory_of
 from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.frozen import FROZEN
 from ratrain.runtime.step.links import routes_of
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp
@@ -325,7 +326,11 @@ def _begin(job: JobSpec, division: Division, checkpoint: Path | None) -> Begin:
     )
     return Begin(
         saved.manifest.meta.step,
-        lambda unit, kind, low, high: parts.read_range(unit, division, kind, low, high),
+        lambda unit, kind, low, high: (
+            beginning(spec, unit, kind, low, high, division)
+            if kind == FROZEN
+            else parts.read_range(unit, division, kind, low, high)
+        ),
         job.train.loss_scale,
     )
 

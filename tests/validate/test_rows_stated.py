@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.case.of_layout import case_of, case_of_candidate
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.layout import to_candidate
-from ratrain.plan.file.writing import plan_of, write_plan
-from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.plan import plan_of_layout
 from ratrain.validate.predict import job_of
 from ratrain.validate.rows import Run
 from ratrain.validate.tables import amp, amp_layers, sailor
@@ -67,19 +68,13 @@ def test_a_row_written_as_a_plan_file_is_the_same_program(run: Run) -> None:
     setup = case.program.setup
     recovery = tuple(stage.only.recovery for stage in setup.replicas[0].stages)
     layers = run.layers or (run.model.layers // run.pipeline,) * run.pipeline
-    layout = replace(case.layout, layers=layers)
-    candidate = Candidate(
-        replace(job, layout=layout),
-        replace(case.placement, layout=layout),
-        case.strategy,
-        recovery,
-        StateMode(run.sharding, False),
-        setup.recovery_buffer,
+    layout = replace(case.plan.layout, layers=layers)
+    placement = replace(case.plan.placement, layout=layout)
+    plan = plan_of_layout(
+        job, placement, case.strategy, StateMode(run.sharding, False), recovery=recovery
     )
-    again = to_candidate(parse_plan(write_plan(plan_of(candidate)), "row.json"), "row.json")
-    stated = case_of_candidate(again).program
-    # A plan says a recovery for each stage, so other passes lead to the same ops.
-    assert replace(stated, passes=case.program.passes) == case.program
+    again = plan_of_file(parse_plan(write_plan(file_of_plan(plan)), "row.json"), "row.json")
+    assert Case(again).program == case.program
 
 
 def test_a_cut_into_slots_counts_the_layers_of_each_stage() -> None:

@@ -12,10 +12,9 @@ from ratrain.api.jobs import Job
 from ratrain.api.shown import Shown
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan import (
+    Case,
     EveryPlan,
-    Simulated,
-    Subject,
-    case_of_subject,
+    Tried,
     every_json,
     every_plan,
     every_text,
@@ -23,6 +22,7 @@ from ratrain.plan import (
     simulated_json,
     write_plan,
 )
+from ratrain.plan import Plan as PlanTree
 from ratrain.readers.writing import write_whole
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class Plan(Shown):
     """A layout with all that was chosen for it, or stages or replicas that differ: simulated, and
     proved to fit. `build`, `simulate`, `report` and `train(job, plan=...)` take it."""
 
-    tried: Simulated
+    tried: Tried
 
     @cached_property
-    def subject(self) -> Subject:
+    def subject(self) -> PlanTree:
         """The plan, as it is read from its file."""
         return self.tried.subject()
 
@@ -72,14 +72,14 @@ class Plan(Shown):
         plan = self.tried.plan
         whose = "per rank" if plan.is_layout else "on the fullest rank"
         step, peak = format_time(self.step_time_s), format_bytes(self.bound_bytes)
-        lines = case_of_subject(plan).plan_headline()
+        lines = Case(plan).plan_headline()
         return [*lines, f"step {step}, proven peak {peak} {whose}"]
 
     def row(self, best_s: float) -> tuple[str, ...]:
         """The plan in a table of plans."""
         plan = self.tried.plan
         return (
-            case_of_subject(plan).short_name,
+            Case(plan).short_name,
             format_time(self.step_time_s),
             f"{100 * (self.step_time_s / best_s - 1):.2f} %",
             format_bytes(self.bound_bytes),

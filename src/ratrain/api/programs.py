@@ -13,7 +13,7 @@ from ratrain.api.plans import Plan
 from ratrain.api.shown import Shown
 from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import SpecError
-from ratrain.plan import Case, case_of_job, case_of_plan, case_of_subject, load_plan
+from ratrain.plan import Case, case_of_job, case_of_plan, load_plan
 from ratrain.program.file import DERIVED, NO_BYTES, SCHEDULE, proof_of_file
 from ratrain.program.grid import draw
 from ratrain.program.program import Program
@@ -156,7 +156,7 @@ def build(subject: Subject, *, progress: Callable[[int, int], None] | None = Non
     if isinstance(subject, BuiltProgram):
         return subject
     if isinstance(subject, Plan):
-        return BuiltProgram(case_of_subject(subject.subject))
+        return BuiltProgram(Case(subject.subject))
     if not isinstance(subject, Job) and Path(subject).suffix == ".json":
         return BuiltProgram(case_of_plan(load_plan(subject), str(subject)))
     return BuiltProgram(case_of_job(job_of(subject).spec, progress))

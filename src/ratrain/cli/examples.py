@@ -16,11 +16,13 @@ from ratrain.readers.writing import write_whole
 
 FOLDER = Path(__file__).parents[1] / "examples"
 _SUFFIXES = (".toml", ".json", ".py")
+_README = "README.md"
 
 
 @dataclass(frozen=True)
 class Example:
-    """A file, and what it is about: the first words of its own comment."""
+    """A file, and what it is about: the first words of its own comment. Or a folder with a
+    README.md, whose first line says it."""
 
     path: Path
     about: str
@@ -32,8 +34,10 @@ class Example:
 
 def examples() -> list[Example]:
     """All of them, by name."""
-    files = sorted(path for path in FOLDER.iterdir() if path.suffix in _SUFFIXES)
-    return [Example(path, _about(path)) for path in files]
+    found = sorted(
+        path for path in FOLDER.iterdir() if path.suffix in _SUFFIXES or (path / _README).is_file()
+    )
+    return [Example(path, _about(path)) for path in found]
 
 
 def write_example(name: str, folder: Path) -> list[Path]:
@@ -61,6 +65,8 @@ def write_example(name: str, folder: Path) -> list[Path]:
 
 def _about(path: Path) -> str:
     """Its leading comment; of a file that can hold none, what it is."""
+    if path.is_dir():
+        return files.read_text(path / _README).splitlines()[0]
     if path.suffix == ".json":
         model = read_json(path)[0]["model"]["name"]
         return f"A plan file: {model}, on devices that differ."
@@ -74,7 +80,13 @@ def _about(path: Path) -> str:
 
 
 def _with_references(file: Path) -> Iterator[Path]:
-    """A file, and those that its values name, relative to it, and so on."""
+    """A file, and those that its values name, relative to it, and so on; of a folder all, its
+    README.md first."""
+    if file.is_dir():
+        yield file / _README
+        every = sorted(path for path in file.rglob("*") if path.is_file())
+        yield from (path for path in every if path.parent.name != "__pycache__")
+        return
     yield file
     for text in _texts(file):
         other = file.parent / text

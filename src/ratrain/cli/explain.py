@@ -43,15 +43,15 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
         explanation_text,
         load_job_to_plan,
         load_plan,
+        plan_of_file,
         plan_of_job,
         plans_beside,
-        subject_of,
     )
 
     with progress("simulating", "plans") as report:
         if plan.suffix == ".json":
             refuse_overrides(plan, overrides)
-            subject = subject_of(load_plan(plan), str(plan))
+            subject = plan_of_file(load_plan(plan), str(plan))
             known = plans_beside(subject, report)
         else:
             subject, known = plan_of_job(load_job_to_plan(plan, overrides), report)

@@ -126,7 +126,8 @@ def example(name: str | None, output: Path, as_json: bool) -> None:
 
 
 def _first_use(file: Path) -> str:
-    return f"python {file}" if file.suffix == ".py" else f"ratrain simulate {file}"
+    programs = {".py": "python", ".md": "cat"}
+    return f"{programs.get(file.suffix, 'ratrain simulate')} {file}"
 
 
 def _told(verb: str, paths: list[Path], as_json: bool, following: str) -> None:

@@ -107,11 +107,11 @@ def command(
 def _subject(file: Path, overrides: tuple[str, ...]) -> tuple[LaidOut, JobSpec]:
     """What orders are compared on, and the job as its file, or the plan, has it."""
     from ratrain.cli.progress import progress
-    from ratrain.plan import laid_out, load_job, load_plan, uneven_plan
+    from ratrain.plan import laid_out, load_job, load_plan, plan_of_file
 
     if file.suffix == ".json":
         refuse_overrides(file, overrides)
-        plan = uneven_plan(load_plan(file), str(file))
+        plan = plan_of_file(load_plan(file), str(file))
         return plan, plan.job
     asked = load_job(file, overrides)
     with progress("planning", "plans") as report:

@@ -32,13 +32,13 @@ def command(kind: str, output: Path | None) -> None:
     from ratrain.describe.job_file import JobFile
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
-    from ratrain.plan import Plan
+    from ratrain.plan import PlanFile
     from ratrain.readers.writing import write_whole
 
     if kind == "cluster":
         schema = cluster_schema()
     else:
-        schema = schema_of(JobFile if kind == "job" else Plan, f"RATrain {kind} file")
+        schema = schema_of(JobFile if kind == "job" else PlanFile, f"RATrain {kind} file")
     text = json.dumps(schema, indent=2)
     if output is None:
         click.echo(text)

@@ -96,8 +96,9 @@ _COMMAND = "ratrain train"
 @click.option("--restart-data", is_flag=True, help="With --from: read the text anew.")
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "cuda", "deferred"]),
-    help="What ranks compute on; deferred is a CPU that finds missing order. [default: the job's "
+    type=click.Choice(["cpu", "cuda", "deferred", "mt3000"]),
+    help="What ranks compute on; deferred is a CPU that finds missing order, mt3000 one with the "
+    "sums of an MT-3000's kernels. [default: the job's "
     "[train] device, else what its cluster file says: cpu where it says nothing]",
 )
 @click.option("--share-gpu", is_flag=True, help="Let several ranks of a host compute on one GPU.")

@@ -13,7 +13,7 @@ from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import model_preset
 from ratrain.errors import SpecError
-from ratrain.plan import FORMAT, Plan, PlanCluster, PlanModel, PlanReplica
+from ratrain.plan import FORMAT, PlanCluster, PlanFile, PlanModel, PlanReplica
 from ratrain.program.strategies import strategy
 from ratrain.readers.json import as_table
 from ratrain.readers.place import Place
@@ -37,7 +37,7 @@ class Converted:
     """RATrain's view of another planner's files. `differs`: sentences."""
 
     cluster: ClusterSpec
-    plan: Plan | None
+    plan: PlanFile | None
     theirs: Theirs | None
     differs: tuple[str, ...]
 
@@ -74,11 +74,11 @@ class Choices:
 
 def plan_for(
     model: Model, devices: int, choices: Choices, replicas: tuple[PlanReplica, ...]
-) -> Plan:
+) -> PlanFile:
     """The plan file of these replicas. What runs it is not ours, so its backend is only described:
     nothing is added for what our own runtime holds."""
     chosen = strategy(choices.schedule)
-    return Plan(
+    return PlanFile(
         format=FORMAT,
         model=PlanModel(model.name, choices.sequence_length),
         cluster=PlanCluster(CLUSTER_FILE, devices),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from ratrain.corpus.faults import missing_key
 from ratrain.corpus.sources import Source
@@ -13,6 +13,43 @@ from ratrain.errors import SpecError
 
 ROWS = 256
 """Rows that become Python texts at once."""
+
+
+def rows_of_table(source: Source) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Each row with all its columns, its place, and about how many of the file's bytes are read."""
+    with _readable(source) as arrow:
+        row = 0
+        for batch, done_bytes in _whole_batches(arrow, source):
+            batch.validate(full=True)
+            for start in range(0, len(batch), ROWS):
+                for fields in batch.slice(start, ROWS).to_pylist():
+                    row += 1
+                    yield _given(fields), f"{source.path} row {row}", done_bytes
+
+
+def _given(value: Any) -> Any:
+    """A row without keys that are null: columns have all keys of any row."""
+    if isinstance(value, dict):
+        table = cast("dict[str, Any]", value)
+        return {key: _given(inner) for key, inner in table.items() if inner is not None}
+    return list(map(_given, cast("list[Any]", value))) if isinstance(value, list) else value
+
+
+def _whole_batches(arrow: Any, source: Source) -> Iterator[tuple[Any, int]]:
+    if source.kind == "parquet":
+        parquet: Any = import_module("pyarrow.parquet")
+        with parquet.ParquetFile(source.path, memory_map=True) as file:
+            total, row = max(1, file.metadata.num_rows), 0
+            for batch in file.iter_batches(ROWS, use_threads=False):
+                yield batch, source.size_bytes * row // total
+                row += len(batch)
+        return
+    with arrow.memory_map(str(source.path)) as file:
+        magic = file.read(6)
+        file.seek(0)
+        batches = _batches_of_file(arrow, file) if magic == b"ARROW1" else _stream(arrow, file)
+        for batch in batches:
+            yield batch, file.tell()
 
 
 def texts_of_table(source: Source, text_key: str) -> Iterator[tuple[str, int]]:

@@ -13,8 +13,7 @@ import zlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from ratrain.corpus.columns import texts_of_table
 from ratrain.corpus.faults import missing_key, not_text, not_utf8
@@ -35,6 +34,7 @@ class Piece:
     text: str
     ends: bool  # the document's last piece
     done_bytes: int  # how far into its source file, for progress
+    answers: tuple[tuple[int, int], ...] = ()  # of a conversation: characters that count
 
 
 def pieces_of(source: Source, text_key: str) -> Iterator[Piece]:
@@ -104,7 +104,13 @@ def _text_pieces(source: Source) -> Iterator[Piece]:
 
 
 def _json_texts(source: Source, text_key: str) -> Iterator[tuple[str, int]]:
-    """The text of each line and how far the file is read; blank lines are none."""
+    """The text of each line and how far the file is read."""
+    for fields, place, done_bytes in json_rows(source):
+        yield _json_text(fields, place, text_key), done_bytes
+
+
+def json_rows(source: Source) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """The keys of each line, its place, and how far the file is read; blank lines are none."""
     with _opened(source) as (content, raw):
         number = 0
         while line := content.readline(LINE_BYTES + 1):
@@ -113,14 +119,14 @@ def _json_texts(source: Source, text_key: str) -> Iterator[tuple[str, int]]:
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
-                yield _json_text(line, source.path, number, text_key), raw.tell()
+                fields, place = parse_line(line, str(source.path), number)
+                yield fields, str(place), raw.tell()
 
 
-def _json_text(line: bytes, path: Path, number: int, text_key: str) -> str:
-    fields, place = parse_line(line, str(path), number)
+def _json_text(fields: dict[str, Any], place: str, text_key: str) -> str:
     if text_key not in fields:
-        raise missing_key(text_key, list(fields), str(place))
+        raise missing_key(text_key, list(fields), place)
     text = fields[text_key]
     if not isinstance(text, str):
-        raise not_text(text_key, text, str(place))
+        raise not_text(text_key, text, place)
     return text

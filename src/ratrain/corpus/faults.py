@@ -8,10 +8,13 @@ from pathlib import Path
 from ratrain.errors import SpecError
 
 
-def missing_key(key: str, keys: list[str], place: str) -> SpecError:
-    """The error for a line or table without the text key; names the nearest one that is there."""
+def missing_key(key: str, keys: list[str], place: str, setting: str = "text_key") -> SpecError:
+    """The error for a line or table without the text key; names the nearest one that is there, or
+    where conversations lie there, how they are read."""
     close = difflib.get_close_matches(key, keys, n=1)
-    fix = f'set text_key = "{(close or keys)[0]}"' if keys else "leave it out"
+    if not close and "messages" in keys:
+        setting, close = "messages_key", ["messages"]
+    fix = f'set {setting} = "{(close or keys)[0]}"' if keys else "leave it out"
     names = ", ".join(keys[:8]) or "nothing"
     return SpecError(f"no key {key!r} (its keys: {names})", place=place, fix=fix)
 

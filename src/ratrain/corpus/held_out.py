@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratrain.corpus.samples import Batch, Samples
-
-MASKED = -100
-"""A target that does not count."""
+from ratrain.corpus.samples import MASKED, Batch, Samples
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,8 @@ class HeldOut:
 
     def counted(self, number: int, offset: int, count: int) -> int:
         """How many of these sequences' targets count."""
+        if self.samples.store.index.conversations:
+            return int((self.batch(number, offset, count).targets != MASKED).sum())
         return self._known(number, offset, count) * self.samples.sequence_length
 
     def _known(self, number: int, offset: int, count: int) -> int:

@@ -70,7 +70,16 @@ def data_of_job(
     check_name(job.data.tokenizer, f"{place} tokenizer")
     check_vocabulary(tokenizer_of(job.data.tokenizer, base), job.model.spec.vocab, place=place)
     files = f"{place} files"
-    prepared = prepare(job.data, base, cache=cache, verify=verify, progress=progress, place=files)
+    length = job.model.sequence_length
+    prepared = prepare(
+        job.data,
+        base,
+        cache=cache,
+        verify=verify,
+        progress=progress,
+        place=files,
+        sequence_length=length,
+    )
     samples = Samples(
         prepared.store,
         job.model.sequence_length,
@@ -88,7 +97,13 @@ def data_of_job(
         return JobData(samples, prepared)
     data, validation_place = replace(job.data, files=job.data.validation), f"{place} validation"
     held_out = prepare(
-        data, base, cache=cache, verify=verify, progress=progress, place=validation_place
+        data,
+        base,
+        cache=cache,
+        verify=verify,
+        progress=progress,
+        place=validation_place,
+        sequence_length=length,
     )
     _require_apart(prepared, held_out, validation_place)
     in_order = replace(samples, store=held_out.store, shuffle=False)

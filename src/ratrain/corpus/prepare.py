@@ -17,9 +17,11 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from ratrain.corpus.chat import ChatTemplate, conversations_of
 from ratrain.corpus.documents import Piece, pieces_of
 from ratrain.corpus.sources import Source, source_of, sources_of
 from ratrain.corpus.store import (
@@ -33,7 +35,7 @@ from ratrain.corpus.store import (
     records_of,
     write_index,
 )
-from ratrain.corpus.tokenizer import Tokenizer, tokenizer_of
+from ratrain.corpus.tokenizer import HuggingFaceTokenizer, Tokenizer, tokenizer_of
 from ratrain.describe.train import DataSpec
 from ratrain.errors import SpecError
 
@@ -63,22 +65,25 @@ def prepare(
     verify: bool = False,
     progress: Progress | None = None,
     place: str = "[data] files",
+    sequence_length: int = 0,
 ) -> Prepared:
     """The tokens of a job's data, made where they are not there yet.
 
     Relative file names start at `base`, the job file's folder. `verify` reads every token of a
-    store that already exists; `place` names the key in messages. Any number of processes may
+    store that already exists; `place` names the key in messages; of conversations none that fits
+    into `sequence_length` tokens is cut. Any number of processes may
     call this at once: one makes the tokens, the others wait for it.
     """
     sources = sources_of(data.files, base, place)
     tokenizer = tokenizer_of(data.tokenizer, base)
-    folder = (cache or default_cache()) / _name(sources, tokenizer, data.text_key)
+    reading = _reading(data, base, tokenizer, sequence_length)
+    folder = (cache or default_cache()) / _name(sources, tokenizer, reading)
     store, because = _ready(folder, sources, verify)
     if store is None:
         with _write_errors(folder), _locked(folder):
             store, because = _ready(folder, sources, verify)  # made while this one waited
             if store is None:
-                _make(folder, sources, tokenizer, data.text_key, progress)
+                _make(folder, sources, tokenizer, reading, progress)
                 store = open_store(folder)
     return Prepared(store, because, tokenizer, sources)
 
@@ -97,8 +102,42 @@ def default_cache() -> Path:
     return root / "ratrain" / "corpus"
 
 
-def _name(sources: tuple[Source, ...], tokenizer: Tokenizer, text_key: str) -> str:
-    parts = [FORMAT, tokenizer.fingerprint, text_key, *(str(s.path) for s in sources)]
+@dataclass(frozen=True)
+class _Reading:
+    """How documents are read. `chat`: of conversations the template, and the tokens of a sample."""
+
+    key: str
+    chat: tuple[ChatTemplate, int] | None = None
+
+    @property
+    def identity(self) -> list[str]:
+        """What else than the key decides which tokens come out."""
+        return [] if self.chat is None else [self.chat[0].fingerprint, str(self.chat[1])]
+
+    def pieces(self, source: Source) -> Iterator[Piece]:
+        if self.chat is None:
+            return pieces_of(source, self.key)
+        return conversations_of(source, self.key, self.chat[0])
+
+
+def _reading(
+    data: DataSpec, base: Path | None, tokenizer: Tokenizer, sequence_length: int
+) -> _Reading:
+    if data.messages_key is None:
+        return _Reading(data.text_key)
+    if not isinstance(tokenizer, HuggingFaceTokenizer):
+        raise SpecError(
+            f'tokenizer = "{data.tokenizer}" has no chat template',
+            place="[data] messages_key",
+            fix="give the folder of a tokenizer that has one",
+        )
+    template = ChatTemplate((base or Path()) / data.tokenizer)
+    return _Reading(data.messages_key, (template, max(1, sequence_length)))
+
+
+def _name(sources: tuple[Source, ...], tokenizer: Tokenizer, reading: _Reading) -> str:
+    paths = (str(s.path) for s in sources)
+    parts = [FORMAT, tokenizer.fingerprint, reading.key, *reading.identity, *paths]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return f"{sources[0].path.name[:40]}-{key}"
 
@@ -150,7 +189,7 @@ def _make(
     folder: Path,
     sources: tuple[Source, ...],
     tokenizer: Tokenizer,
-    text_key: str,
+    reading: _Reading,
     progress: Progress | None,
 ) -> None:
     """Write NAME.part and put it in the place of NAME in one step. Called under the lock."""
@@ -159,7 +198,7 @@ def _make(
         shutil.rmtree(leftover, ignore_errors=True)
     partial.mkdir()
     try:
-        index = _write_tokens(partial / TOKENS, sources, tokenizer, text_key, progress)
+        index = _write_tokens(partial / TOKENS, sources, tokenizer, reading, progress)
         _check_unchanged(sources)
         with (partial / INDEX).open("wb") as file:
             file.write(write_index(index))
@@ -179,23 +218,19 @@ def _write_tokens(
     path: Path,
     sources: tuple[Source, ...],
     tokenizer: Tokenizer,
-    text_key: str,
+    reading: _Reading,
     progress: Progress | None,
 ) -> Index:
-    dtype = np.dtype(dtype_of(tokenizer.vocab_size)).newbyteorder("<")
-    end = np.array([tokenizer.end_id], dtype).tobytes()
+    kept_as = "uint32" if reading.chat else dtype_of(tokenizer.vocab_size)
+    dtype = np.dtype(kept_as).newbyteorder("<")
+    encoded = _encoding(tokenizer, reading, dtype)
     digest = hashlib.sha256()
     size_bytes = documents = 0
     total_bytes = sum(source.size_bytes for source in sources)
     with path.open("wb") as file:
-        for batch, done_bytes in _batches(sources, text_key):
-            parts: list[bytes] = []
-            for piece, ids in zip(
-                batch, tokenizer.encode_all([piece.text for piece in batch]), strict=True
-            ):
-                parts += [ids.astype(dtype).tobytes(), end if piece.ends else b""]
-                documents += piece.ends
-            content = b"".join(parts)
+        for batch, done_bytes in _batches(sources, reading):
+            content = encoded(batch)
+            documents += sum(piece.ends for piece in batch)
             digest.update(content)
             file.write(content)
             size_bytes += len(content)
@@ -208,24 +243,57 @@ def _write_tokens(
         raise SpecError("no text in any of the files", place=names, fix="give files with text")
     return Index(
         FORMAT,
-        dtype_of(tokenizer.vocab_size),
+        kept_as,
         size_bytes // dtype.itemsize,
         documents,
         tokenizer.vocab_size,
         tokenizer.end_id,
         tokenizer.fingerprint,
-        text_key,
+        reading.key,
         records_of(sources),
         digest.hexdigest(),
+        reading.chat is not None,
     )
 
 
-def _batches(sources: tuple[Source, ...], text_key: str) -> Iterator[tuple[list[Piece], int]]:
+def _encoding(
+    tokenizer: Tokenizer, reading: _Reading, dtype: np.dtype[Any]
+) -> Callable[[list[Piece]], bytes]:
+    """What makes the bytes of tokens.bin of pieces, batch after batch."""
+    end, length = np.array([tokenizer.end_id], dtype), 0
+
+    def texts(batch: list[Piece]) -> bytes:
+        ids = tokenizer.encode_all([piece.text for piece in batch])
+        ended = zip(batch, ids, strict=True)
+        return b"".join(
+            each.astype(dtype).tobytes() + (end.tobytes() if piece.ends else b"")
+            for piece, each in ended
+        )
+
+    def conversations(batch: list[Piece]) -> bytes:
+        nonlocal length
+        assert isinstance(tokenizer, HuggingFaceTokenizer)
+        assert reading.chat is not None
+        sample, parts = reading.chat[1], list[bytes]()
+        spans = [piece.answers for piece in batch]
+        for ids in tokenizer.encode_answers([piece.text for piece in batch], spans):
+            left = sample - length % sample
+            if left < len(ids) <= sample:
+                parts.append(np.repeat(end, left).tobytes())
+                length += left
+            parts.append(ids.astype(dtype).tobytes())
+            length += len(ids)
+        return b"".join(parts)
+
+    return texts if reading.chat is None else conversations
+
+
+def _batches(sources: tuple[Source, ...], reading: _Reading) -> Iterator[tuple[list[Piece], int]]:
     """Pieces to tokenise together, and how many source bytes have been read after them."""
     batch: list[Piece] = []
     chars = before_bytes = done_bytes = 0
     for source in sources:
-        for piece in pieces_of(source, text_key):
+        for piece in reading.pieces(source):
             batch.append(piece)
             chars += len(piece.text)
             done_bytes = before_bytes + piece.done_bytes

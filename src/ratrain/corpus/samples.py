@@ -2,8 +2,9 @@
 
 Sample i is tokens i S to i S + S of the stream, so that inputs never overlap and the last target
 of one sample is the first input of the next. Each document begins directly after the
-end id of the one before; attention is not cut there. Tokens after the last whole sample are left
-out.
+end id of the one before; attention is not cut there. Of conversations, each that fits into a
+sample lies in one whole: what it does not fit into is filled up, and does not count. Tokens after
+the last whole sample are left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from numpy.typing import NDArray
 
 from ratrain.corpus.order import SampleOrder
 from ratrain.corpus.store import REMAKE, TOKENS, TokenStore
+from ratrain.corpus.tokenizer import ANSWER
 from ratrain.errors import SpecError
+
+MASKED = -100
+"""A target that does not count."""
 
 
 class Batch(NamedTuple):
@@ -81,8 +86,11 @@ class Samples:
         return self.at(np.arange(first, first + count, dtype=np.int64))
 
     def counted(self, step: int, replica_offset: int, count: int) -> int:
-        """How many targets of these sequences count: of packed text all do."""
-        return count * self.sequence_length
+        """How many targets of these sequences count: of packed text all do, of conversations
+        answers."""
+        if not self.store.index.conversations:
+            return count * self.sequence_length
+        return int((self.batch(step, replica_offset, count).targets != MASKED).sum())
 
     def at(self, positions: NDArray[np.int64]) -> Batch:
         """The samples at positions of the endless order."""
@@ -91,8 +99,13 @@ class Samples:
         for row, index in zip(rows, indices.tolist(), strict=True):
             start = index * self.sequence_length
             row[:] = self.store.read(start, start + self.sequence_length + 1)
+        counts = rows >= ANSWER
+        rows[counts] -= ANSWER
         self._check(rows)
-        return Batch(rows[:, :-1].copy(), rows[:, 1:].copy())
+        targets = rows[:, 1:].copy()
+        if self.store.index.conversations:
+            targets[~counts[:, 1:]] = MASKED
+        return Batch(rows[:, :-1].copy(), targets)
 
     def _check(self, rows: NDArray[np.int64]) -> None:
         """An id beyond the vocabulary would end as a crash deep inside the model."""

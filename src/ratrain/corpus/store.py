@@ -1,7 +1,8 @@
 """Prepared tokens on disk: `tokens.bin`, and the `index.json` that vouches for it.
 
 tokens.bin is every document's ids in order, each document followed by the end id, as
-little-endian uint16 (vocabularies up to 65,536) or uint32. index.json carries the SHA-256 of
+little-endian uint16 (vocabularies up to 65,536) or uint32; of conversations uint32, and ids that
+count have a bit more. index.json carries the SHA-256 of
 tokens.bin and, in `checksum`, of its own other fields.
 """
 
@@ -55,6 +56,7 @@ class Index:
     text_key: Annotated[str, Rule(low=0)]
     sources: tuple[SourceRecord, ...]
     sha256: str  # of tokens.bin
+    conversations: bool = False  # ids of answers have ANSWER (tokenizer.py) added
 
     @property
     def size_bytes(self) -> int:

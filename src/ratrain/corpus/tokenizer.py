@@ -18,6 +18,10 @@ from ratrain.readers.limits import TOKENIZER_BYTES
 
 Ids = NDArray[np.uint32]
 
+Spans = Sequence[tuple[int, int]]
+ANSWER = np.uint32(1 << 31)
+"""Added to the id of a token that an assistant says, in the tokens of conversations."""
+
 BYTES = "bytes"
 """The name of the tokenizer that needs no file."""
 
@@ -129,6 +133,19 @@ class HuggingFaceTokenizer:
         """The ids of each text; the library uses every core."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, np.uint32) for encoding in encoded]
+
+    def encode_answers(self, texts: Sequence[str], answers: Sequence[Spans]) -> list[Ids]:
+        """The ids of each text, with `ANSWER` added to those of which a character is in one of its
+        spans."""
+        encoded = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        marked: list[Ids] = []
+        for encoding, spans in zip(encoded, answers, strict=True):
+            ids = np.asarray(encoding.ids, np.uint32)
+            begins, ends = np.asarray(encoding.offsets, np.int64).reshape(-1, 2).T
+            for begin, end in spans:
+                ids[(begins < end) & (ends > begin)] |= ANSWER
+            marked.append(ids)
+        return marked
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """The text, as the tokenizer's own decoder joins it."""

@@ -17,12 +17,7 @@ from math import prod
 from typing import Literal
 
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.parameters import (
-    Shapes,
-    embedding_parameters,
-    head_parameters,
-    layer_parameters,
-)
+from ratrain.describe.trained import EMBEDDING, HEAD, unit_parameters
 
 BlockKind = Literal["embedding", "layer", "head"]
 ELEMENT_BYTES = 2  # fp16 or bf16
@@ -30,11 +25,14 @@ ELEMENT_BYTES = 2  # fp16 or bf16
 
 @dataclass(frozen=True)
 class Tensor:
-    """One parameter tensor. `tied`: the same values as the embedding, held here as a copy."""
+    """One parameter tensor. `tied`: the same values as the embedding, held here as a copy.
+    `trained`: it has a gradient, and is updated. `whole`: no tensor group divides it."""
 
     name: str
     shape: tuple[int, ...]
     tied: bool = False
+    trained: bool = True
+    whole: bool = False
 
     @property
     def elements(self) -> int:
@@ -69,6 +67,11 @@ class Block:
         """Parameters that the block holds, a tied copy counted."""
         return sum(tensor.elements for tensor in self.tensors)
 
+    @cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        """The tensors that are trained."""
+        return tuple(tensor for tensor in self.tensors if tensor.trained)
+
     def forward_flops(self, tokens: int, sequence: int, *, causal: bool = True) -> Flops:
         """FLOPs of the forward pass over `tokens` tokens in sequences of `sequence`."""
         if self.kind == "embedding":
@@ -86,12 +89,26 @@ class Block:
 
     def weight_gradient_flops(self, tokens: int, sequence: int) -> Flops:
         """FLOPs of the backward pass towards the block's weights (Zero Bubble's W)."""
-        return Flops(self.forward_flops(tokens, sequence).gemm, 0)
+        if self.kind == "embedding":
+            return Flops(0, 0)
+        return Flops(2 * tokens * sum(t.elements for t in self.trained if len(t.shape) == 2), 0)
+
+    @property
+    def sort(self) -> tuple[object, ...]:
+        """What blocks of equal costs have in common."""
+        return self.kind, self.trained
+
+    def trained_share(self, *, of_matrices: bool = False) -> float:
+        """How much of its parameters, or of its matrices' alone, is trained."""
+        counted = [t for t in self.tensors if len(t.shape) > 1 or not of_matrices]
+        return sum(t.elements for t in counted if t.trained) / sum(t.elements for t in counted)
 
     def backward_flops(self, tokens: int, sequence: int, *, causal: bool = True) -> Flops:
-        """Both halves of the backward pass: twice the forward."""
-        forward = self.forward_flops(tokens, sequence, causal=causal)
-        return Flops(2 * forward.gemm, 2 * forward.attention)
+        """Both halves of the backward pass: twice the forward, where all is trained."""
+        inputs = self.input_gradient_flops(tokens, sequence, causal=causal)
+        return Flops(
+            inputs.gemm + self.weight_gradient_flops(tokens, sequence).gemm, inputs.attention
+        )
 
     def elementwise_bytes(self, tokens: int) -> int:
         """Bytes that the forward's element-wise passes read and write, each pass fused.
@@ -137,12 +154,11 @@ def _normalised(model: ModelSpec) -> int:
 @lru_cache(maxsize=16)  # a job's are asked for by everything that has a cost
 def blocks(model: ModelSpec) -> tuple[Block, ...]:
     """The embedding, every layer, and the head, in the order of the forward pass."""
-    layer = _tensors(layer_parameters(model))
     tied = "head.logits" if model.tied_embeddings else ""
     return (
-        Block("embedding", 0, _tensors(embedding_parameters(model)), model),
-        *(Block("layer", index, layer, model) for index in range(model.layers)),
-        Block("head", 0, _tensors(head_parameters(model), tied), model),
+        Block("embedding", 0, _tensors(model, EMBEDDING), model),
+        *(Block("layer", i, _tensors(model, str(i)), model) for i in range(model.layers)),
+        Block("head", 0, _tensors(model, HEAD, tied), model),
     )
 
 
@@ -156,5 +172,10 @@ def total_params(model: ModelSpec) -> int:
     return sum(tensor.elements for tensor in held if not tensor.tied)
 
 
-def _tensors(shapes: Shapes, tied: str = "") -> tuple[Tensor, ...]:
-    return tuple(Tensor(name, shape, tied=name == tied) for name, shape in shapes)
+def _tensors(model: ModelSpec, unit: str, tied: str = "") -> tuple[Tensor, ...]:
+    if model.tuning is None and unit.isdecimal():
+        unit = "0"  # all layers are alike
+    return tuple(
+        Tensor(each.name, each.shape, each.name == tied, each.trained, each.whole)
+        for each in unit_parameters(model, unit)
+    )

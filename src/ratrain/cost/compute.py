@@ -18,7 +18,7 @@ from ratrain.cost.collectives import Transfer
 from ratrain.cost.gpu_layer import PLAIN, Execution, Shape, gpu_block_s
 from ratrain.cost.measured import Measured, measured
 from ratrain.cost.precision import RESIDUAL_BYTES, precision_of, wire_bytes
-from ratrain.describe.device import DeviceKind
+from ratrain.describe.device import DeviceKind, Operator
 from ratrain.describe.layer_profile import BlockCase, shape_of
 
 LAUNCHES: dict[BlockKind, tuple[int, int, int]] = {
@@ -106,13 +106,15 @@ def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> Blo
         times_s = gpu_block_s(block, device, device.kernels, dtype, shape)
         return BlockTimes(*times_s, sums_inside=device.kernels.blocking_sums)
     tokens, sequence, tensor = shape.tokens, shape.sequence, shape.tensor
-    gemm, attention = device.flops_rate(dtype), device.flops_rate(dtype, "attention")
+    gemm = device.flops_rate(dtype)
 
     # Blocks count their passes in 2-byte elements.
     wider = precision_of(dtype).element_bytes / ELEMENT_BYTES
 
-    def seconds(flops: Flops, passes_bytes: float, launches: int) -> float:
-        products_s = flops.gemm / gemm + flops.attention / attention
+    def seconds(
+        flops: Flops, passes_bytes: float, launches: int, operator: Operator = "attention"
+    ) -> float:
+        products_s = flops.gemm / gemm + flops.attention / device.flops_rate(dtype, operator)
         passes_s = passes_bytes * wider / device.elementwise_bytes_per_s
         return (products_s + passes_s) / tensor + launches * device.launch_s
 
@@ -121,7 +123,8 @@ def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> Blo
     backward = block.input_gradient_flops(tokens, sequence)
     if shape.execution.recompute_attention:  # the product of queries and keys again
         backward = Flops(backward.gemm, backward.attention + forward.attention / 2)
-    input_s = seconds(backward, block.elementwise_backward_bytes(tokens), launches[1])
+    passes_bytes = block.elementwise_backward_bytes(tokens)
+    input_s = seconds(backward, passes_bytes, launches[1], "attention backward")
     weight_s = seconds(block.weight_gradient_flops(tokens, sequence), 0, launches[2])
     return BlockTimes(
         seconds(forward, block.elementwise_bytes(tokens), launches[0]),
@@ -143,17 +146,19 @@ def case_of_block(
 def _as_measured(
     block: Block, known: Measured, device: DeviceKind, micro_batch: int, sequence: int
 ) -> BlockTimes:
-    """Measured times; the backward is cut into its halves as its FLOPs are."""
+    """Measured times, with every weight trained; the backward is cut into its halves as its FLOPs
+    are, and of the weights' half counted what is trained."""
     tokens = micro_batch * sequence
-    whole = block.backward_flops(tokens, sequence).total
-    weights = block.weight_gradient_flops(tokens, sequence).total
-    weight_s = known.backward_s * (weights / whole if whole else 0.0)
+    inputs = block.input_gradient_flops(tokens, sequence).total
+    weights = block.forward_flops(tokens, sequence).gemm
+    weight_s = known.backward_s * (weights / (inputs + weights) if weights else 0.0)
+    update_s = known.entry.update_s
     return BlockTimes(
         known.forward_s,
         known.backward_s - weight_s,
-        weight_s,
+        weight_s * block.trained_share(of_matrices=True),
         sums_inside=known.entry.sums == "included",
-        update_s=known.entry.update_s,
+        update_s=None if update_s is None else update_s * block.trained_share(),
         split_s=SPLIT_SHARE * known.backward_s + device.launch_s,
     )
 

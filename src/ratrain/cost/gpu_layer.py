@@ -94,6 +94,7 @@ def gpu_block_s(
         parts = _embedding(block, shape)
     forward, inputs, weights = (_busy_s(part, device, kernels, dtype) for part in parts)
     sums_s, power = shape.sums_s, kernels.lockstep if shape.tensor > 1 else None
+    weights *= block.trained_share(of_matrices=True)
     ahead_s = _slower_s(forward + sums_s, parts[0].kernels * kernels.host_s, power)
     # The host runs ahead over a whole backward pass, so its two halves wait together.
     back_host_s = (parts[1].kernels + parts[2].kernels) * kernels.host_s

@@ -37,7 +37,7 @@ PIECES = {
     "cpu": Pieces(PRODUCT_ELEMENTS, 1 << 18, 1 << 18),
     "cuda": Pieces(1 << 25, 1 << 24, 1 << 24),
 }
-PIECES["deferred"] = PIECES["cpu"]
+PIECES["deferred"] = PIECES["mt3000"] = PIECES["cpu"]
 """By what ranks compute on."""
 UPDATE_ELEMENTS = PIECES["cpu"].update
 NARROWED_ELEMENTS = PIECES["cpu"].narrowed

@@ -6,6 +6,8 @@ innermost level that they share. A missing level uses the link of the next outer
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import log2
@@ -228,6 +230,52 @@ class ClusterSpec:
         if not self.host:
             raise SpecError("no hosts", place="host", fix="add [[host]]")
 
+    def host_names(self) -> list[str]:
+        """Of every host: its name, numbered from 1 where several have it. Of a kind of which there
+        are as many as a job asks for, none."""
+        names = [host.name for host in self.host if host.count != "any" for _ in range(host.count)]
+        return numbered(names)
+
+    def without(self, left_out: Sequence[str]) -> ClusterSpec:
+        """The cluster but for these of its hosts; the others keep their names."""
+        names = self.host_names()
+        for name in left_out:
+            if name not in names:
+                raise SpecError(
+                    f"the cluster has no host {name!r}",
+                    fix=nearest(name, names)
+                    if names
+                    else "give [[host]] a count in the cluster's file",
+                )
+        left: list[tuple[str, HostKind]] = []  # (its name before, one or all hosts of a kind)
+        for host in self.host:
+            if host.count == "any":
+                left.append((host.name, host))
+                continue
+            own, names = names[: host.count], names[host.count :]
+            if not set(own) & set(left_out):
+                left.append((host.name, host))
+                continue
+            kept = [name for name in own if name not in left_out]
+            left += [(host.name, replace(host, name=name, count=1)) for name in kept]
+        if not left:
+            raise SpecError("no host is left", fix="leave out fewer")
+        hosts = tuple(
+            replace(
+                host,
+                to=FrozenMap(
+                    {
+                        other.name: link
+                        for before, link in host.to.items()
+                        for name, other in left
+                        if name == before
+                    }
+                ),
+            )
+            for _, host in left
+        )
+        return replace(self, host=hosts)
+
     def kind(self, name: str) -> DeviceKind:
         """The device kind of that name."""
         return next(kind for kind in self.device if kind.name == name)
@@ -310,6 +358,16 @@ class ClusterSpec:
             place=f"cluster {self.name} [links]",
             fix=f"add [links.{level}]",
         )
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Names, each that occurs again with a number: oak, birch-1, birch-2."""
+    several, so_far = Counter(names), Counter[str]()
+    shown: list[str] = []
+    for name in names:
+        so_far[name] += 1
+        shown.append(f"{name}-{so_far[name]}" if several[name] > 1 else name)
+    return shown
 
 
 def _speed(link: Link) -> tuple[float, float]:

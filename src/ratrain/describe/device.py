@@ -21,7 +21,7 @@ from ratrain.describe.strict import FrozenMap, Rule, nearest
 from ratrain.describe.units import format_flops_rate
 from ratrain.errors import SpecError
 
-Operator = Literal["gemm", "attention"]
+Operator = Literal["gemm", "attention", "attention backward"]
 BytesPerParam = Annotated[float, Rule(low=1, high=1000)]
 
 
@@ -46,6 +46,8 @@ class Rate:
     gemm_flops: RateFlops  # what products reached
     source: str = NOT_STATED  # where the figures come from
     attention_flops: RateFlops | None = None  # left out: as GEMM
+    # of the 4 products that its backward counts as; left out: as attention
+    attention_backward_flops: RateFlops | None = None
 
 
 @dataclass(frozen=True)
@@ -195,9 +197,10 @@ class DeviceKind:
     def flops_rate(self, dtype: str, operator: Operator = "gemm") -> float:
         """FLOP/s that the operator reaches; element-wise work is bound by memory instead."""
         rate = self.rate(dtype)
-        if operator == "attention" and rate.attention_flops is not None:
-            return rate.attention_flops
-        return rate.gemm_flops
+        forward = rate.attention_flops or rate.gemm_flops
+        backward = rate.attention_backward_flops or forward
+        of_operator = {"attention": forward, "attention backward": backward}
+        return of_operator.get(operator, rate.gemm_flops)
 
     @property
     def elementwise_bytes_per_s(self) -> float:

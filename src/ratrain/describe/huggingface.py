@@ -124,7 +124,9 @@ def _says(family: Family, model: ModelSpec) -> bool:
 
 
 def _computed(model: ModelSpec) -> ModelSpec:
-    """A model without what makes no difference: the angles of positions that are not rotary."""
+    """A model without what makes no difference: what is trained of it, the angles of positions that
+    are not rotary."""
+    model = model.base
     if model.position == "rope":
         return model
     return replace(model, rope_theta=1.0, rope_scaling=None, rotary_share=1.0)

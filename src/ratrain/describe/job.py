@@ -196,6 +196,13 @@ class JobSpec:
     checkpoint: CheckpointSpec = CheckpointSpec()
     kind: str | None = None
 
+    def __post_init__(self) -> None:
+        """The model is trained as [train] says."""
+        spec = self.model.spec
+        if spec.tuning != self.train.tuning:
+            chosen = replace(self.model, spec=replace(spec, tuning=self.train.tuning))
+            object.__setattr__(self, "model", chosen)
+
     @cached_property
     def dtypes(self) -> FrozenMap[str]:
         """By the name of each of its device kinds that computes in another dtype than the job's,

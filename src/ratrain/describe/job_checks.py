@@ -4,7 +4,7 @@ what is wrong in one table does not hide what is wrong in the rest."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +22,8 @@ from ratrain.describe.job import (
 )
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import nearest
+from ratrain.describe.train import TrainSpec
+from ratrain.describe.trained import check_tuning
 from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.readers.faults import Faults
@@ -78,6 +80,10 @@ def _check_positions(place: Place, chosen: ModelChoice) -> None:
             place=str(place.at("model").at("sequence_length")),
             fix=f"use at most {model.max_positions}",
         )
+
+
+def _check_tuning(place: Place, chosen: ModelChoice, train: TrainSpec) -> None:
+    check_tuning(replace(chosen.spec, tuning=train.tuning), place.at("train"))
 
 
 def _check_dtype(place: Place, schedule: ScheduleSpec) -> None:
@@ -363,6 +369,7 @@ def check_layers(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
 
 _CHECKS = (
     Check(("model",), _check_positions),
+    Check(("model", "train"), _check_tuning),
     Check(("schedule",), _check_dtype),
     Check(("cluster", "schedule"), _check_rates),
     Check(("cluster", "schedule"), _check_dtypes),

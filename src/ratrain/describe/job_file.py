@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ratrain.describe.amounts import Devices, FileName, Tokens
+from ratrain.describe.amounts import Devices, FileName, Name, Tokens
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.describe.huggingface import load_config
 from ratrain.describe.job import (
@@ -46,6 +46,8 @@ class _ModelTable:
 class _ClusterTable:
     name: FileName  # a preset (`ratrain clusters`), or the path of a cluster file
     devices: Devices  # how many of it the job takes, the first ones
+    # hosts that it leaves out, by the names that `--prepare-only` prints; the others keep theirs
+    without: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,14 @@ def _model_choice(table: _ModelTable, base: Path, place: Place) -> ModelChoice:
 def _cluster_choice(table: _ClusterTable, base: Path, place: Place) -> ClusterChoice:
     file = base / table.name if table.name.endswith(".toml") else None
     _require_there(file, place.at("cluster", "name"))
-    return ClusterChoice(_find_cluster(table.name, base, place), table.devices, file)
+    spec = _find_cluster(table.name, base, place)
+    if table.without:
+        try:
+            spec = spec.without(table.without)
+        except SpecError as error:
+            at = str(place.at("cluster", "without"))
+            raise SpecError(error.what, place=at, fix=error.fix) from error
+    return ClusterChoice(spec, table.devices, file)
 
 
 def _require_there(file: Path | None, place: Place) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from ratrain.describe.amounts import Fraction, Heads, Layers, Name, Positions, WideWidth, Width
 from ratrain.describe.strict import Rule
+from ratrain.describe.tuning import Tuning
 from ratrain.errors import SpecError
 
 Positive = Annotated[float, Rule(low=1e-9, high=1e9)]
@@ -73,6 +74,7 @@ class ModelSpec:
     attention_softcap: Positive | None = None  # Gemma2: c tanh(score / c)
     logit_softcap: Positive | None = None
     scaled_embedding: bool = False  # Gemma: times sqrt(hidden)
+    tuning: Tuning | None = None  # what a job trains of it; None: everything
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -81,6 +83,11 @@ class ModelSpec:
                 place="kv_heads",
                 fix=f"use {_nearest_divisor(self.heads, self.kv_heads)}",
             )
+
+    @property
+    def base(self) -> ModelSpec:
+        """The model itself, whatever is trained of it."""
+        return replace(self, tuning=None)
 
     @property
     def kv_hidden(self) -> int:
@@ -101,7 +108,7 @@ ADDED = frozenset(
     (
         *("rope_scaling", "rotary_share", "norm_places", "norm_plus_one", "qk_norm", "window"),
         *("global_layers", "local_rope_theta", "attention_scale", "attention_softcap"),
-        *("logit_softcap", "scaled_embedding"),
+        *("logit_softcap", "scaled_embedding", "tuning"),
     )
 )
 """Fields that earlier versions did not have."""

@@ -9,7 +9,7 @@ search, and a plan file says what was found for them: layout, recovery, sharding
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,8 @@ class ProgramKey:
             return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         if self.name.endswith("_bytes"):
             return f"{value}B"
+        if is_dataclass(value) and not isinstance(value, type):
+            return {key: self.written(part) for key, part in asdict(value).items()}
         return list(value) if isinstance(value, tuple) else value  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
     @property
@@ -84,6 +86,9 @@ PROGRAM_KEYS = (
     ProgramKey("train", "clip_norm", matters=_is_given),
     ProgramKey("train", "overflow"),
     ProgramKey("train", "optimizer"),
+    ProgramKey("train", "freeze"),
+    ProgramKey("train", "train_only"),
+    ProgramKey("train", "lora"),
     ProgramKey("schedule", "recover_heads", decided=True),
     ProgramKey("schedule", "collective", meant=lambda job: job.collective),
     ProgramKey("schedule", "attention"),
@@ -124,5 +129,5 @@ def changed(began: Mapping[str, Any], job: JobSpec) -> Iterator[tuple[ProgramKey
     for key in PROGRAM_KEYS:
         if key.table == "train":
             before = began.get(key.name, key.default)
-            if key.matters(before) != key.matters(key.of(job)):
+            if key.matters(key.written(before)) != key.matters(key.written(key.of(job))):
                 yield key, before

@@ -27,6 +27,7 @@ from ratrain.describe.optimizers import (
     optimizer_named,
 )
 from ratrain.describe.strict import FURTHER, Further, Rule
+from ratrain.describe.tuning import LoraSpec, Tuning
 from ratrain.errors import SpecError
 
 LossScale = Annotated[float, Rule(low=1e-12, high=1e18)]
@@ -64,18 +65,30 @@ class TrainSpec:
     overflow: Literal["step", "unit"] = "step"  # fp16 only: what skips its update, all or a unit
     seed: Seed = 0  # of the initial weights and of the order of samples
     weights: FileName | None = None  # a Hugging Face folder to start from; left out: random
+    # parameters that nobody updates, by names or patterns as a Hugging Face folder has them:
+    # "embed_tokens", "layers.3", "*norm"
+    freeze: tuple[Name, ...] = ()
+    train_only: tuple[Name, ...] = ()  # the only ones that are updated, in the same way
+    lora: LoraSpec | None = None  # adapters are trained, the model's own weights are not
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
-    device: Literal["auto", "cpu", "cuda", "deferred"] = "auto"  # auto: as the cluster says
+    # auto: as the cluster says
+    device: Literal["auto", "cpu", "cuda", "deferred", "mt3000"] = "auto"
     # on a GPU, where a rank computes whole replicas: compute is recorded and replayed (CUDA
-    # graphs); what that keeps of memory is in the budget and not in the proof
-    graphs: bool = False
+    # graphs); their memory is under the budget's limit, but not in the proof
+    graphs: bool = True
     share_gpu: bool = False  # several ranks of a host may compute on one GPU
 
     def __post_init__(self) -> None:
         kind = optimizer_named(self.optimizer).keys
         if self.keys is None:
             object.__setattr__(self, "keys", kind())
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What is trained of the model; None: everything."""
+        tuning = Tuning(self.freeze, self.train_only, self.lora)
+        return None if tuning == Tuning() else tuning
 
     @property
     def rule(self) -> Optimizer:
@@ -90,6 +103,9 @@ class DataSpec:
     files: tuple[FileName, ...]  # names or patterns, relative to the job file
     tokenizer: FileName = "bytes"  # or a tokenizer.json of Hugging Face
     text_key: str = "text"  # of JSON lines and Parquet
+    # of conversations, lists of messages: the tokenizer's chat template writes them as text, of
+    # which the assistant's answers alone count; usually "messages"
+    messages_key: Name | None = None
     shuffle: bool = True  # the order follows from `seed`
     validation: tuple[FileName, ...] = ()  # held-out files: named, read and tokenised like `files`
 

@@ -25,10 +25,17 @@ def _deferred(number: int) -> Device:
     return Deferred(number)
 
 
+def _mt3000(_: int) -> Device:
+    from ratrain.devices.mt3000 import MT3000
+
+    return MT3000()
+
+
 DEVICE_KINDS: dict[str, Callable[[int], Device]] = {
     "cpu": lambda _: CPU,
     "cuda": _cuda,
     "deferred": _deferred,
+    "mt3000": _mt3000,
 }
 """By name: what makes the device of a number, of those of its kind on this host."""
 

@@ -198,7 +198,7 @@ class AttentionBlock(Function):
         if plan.after is not None:
             own = plan.after.backward(weights, own, result, after, None, dividing(group))
         grad = Rows(own, group)
-        weight_gradient(weights, "attention.output", grad, Rows(mixed_heads(output)))
+        weight_gradient(weights, "attention.output", grad, Rows(mixed_heads(output)), group)
         d_mixed = input_gradient(weights, "attention.output", grad.all())
         grad.let_go()
         heads = (q.shape[0], q.shape[2], -1, plan.shape.head_dim)
@@ -225,7 +225,7 @@ class AttentionBlock(Function):
             known, rstd = plan.before.forward(weights, flat)
             inputs = Rows(normed, group, known)
             del known
-        weight_gradients(weights, QKV, (dq, dk, dv), inputs)
+        weight_gradients(weights, QKV, (dq, dk, dv), inputs, group)
         d_normed = input_gradients(weights, QKV, (dq, dk, dv))
         del dq, dk, dv
         inputs.let_go()

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.trained import LORA_A, NARROWING
 from ratrain.errors import SpecError
 
 ROWS, COLUMNS = 0, 1
 _BY_ROWS = ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
-_BY_COLUMNS = ("attention.output.weight", "mlp.down.weight")
+_BY_COLUMNS = tuple(f"{module}.weight" for module in NARROWING)
 _BY_WORDS = ("embedding.tokens", "head.logits")
 
 
@@ -36,9 +37,12 @@ WHOLE = Division()
 
 def cut_dim(parameter: str) -> int | None:
     """The dimension along which a parameter is cut; None: every rank has all of it."""
+    module, _, kind = parameter.rpartition(".")
+    if kind == LORA_A:  # reads what its matrix reads
+        return COLUMNS if module in NARROWING else None
     if parameter in _BY_COLUMNS:
         return COLUMNS
-    by_rows = parameter in _BY_WORDS or parameter.rpartition(".")[0] in _BY_ROWS
+    by_rows = parameter in _BY_WORDS or module in _BY_ROWS
     return ROWS if by_rows else None
 
 

@@ -92,7 +92,8 @@ class Embed(Function):
             gradient.let_go()
             weights.add_rows(TABLE, words, rows)
 
-        weights.now_or_later(add)
+        if any(each.trained for each in weights.layout.every):
+            weights.now_or_later(add)
         return None, None, None, None, None
 
 

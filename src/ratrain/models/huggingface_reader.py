@@ -33,7 +33,7 @@ def read_range(
     begin: int,
     end: int,
 ) -> Tensor:
-    """Elements begin .. end of the unit's flat buffer in fp32; padding is zero.
+    """Elements begin .. end of the unit's flat buffer in fp32; padding, and adapters, are zero.
 
     Memory beside the result: 64 MB. Raises SpecError where the folder's model is not `spec`, or
     a file or a tensor is missing, damaged or of another shape.
@@ -43,6 +43,8 @@ def read_range(
     files = tensor_files(folder)
     flat, names = torch.zeros(end - begin), FileNames(spec)
     for parameter, low, high in layout.overlaps(begin, end):
+        if parameter.adapts:
+            continue
         place = names.place_of(unit_name, parameter.name, parameter.whole_shape)
         path, place = _file_of(place, layout, parameter, files, folder)
         at = parameter.offset + low - begin
@@ -55,6 +57,7 @@ def check_weights(folder: Path | str, spec: ModelSpec) -> None:
     not read."""
     folder = Path(folder)
     check_config(folder, spec)
+    spec = spec.base
     files, names = tensor_files(folder), FileNames(spec)
     for unit in unit_names(spec):
         layout = unit_layout(spec, unit)

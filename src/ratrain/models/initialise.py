@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.trained import LORA_A, LORA_B
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD
 
@@ -23,28 +24,43 @@ def initial_parameter(
 
     Matrices are normal with deviation 0.02; those that write onto the residual stream have
     0.02 / sqrt(2 L), L layers (GPT-2). Norms are one (Gemma's, which add one, zero), biases zero. A
-    tied head is the embedding.
+    tied head is the embedding. Of adapters A is uniform within 1 / sqrt(inputs), B zero (PEFT).
     """
     if len(shape) == 1:
         zero = param_name.endswith(".bias") or spec.norm_plus_one
         return torch.zeros(shape) if zero else torch.ones(shape)
+    if param_name.endswith(f".{LORA_B}"):
+        return torch.zeros(shape)
     if spec.tied_embeddings and unit_name == HEAD:
         unit_name, param_name = EMBEDDING, "embedding.tokens"
     generator = torch.Generator().manual_seed(_seed_of(seed, unit_name, param_name))
+    if param_name.endswith(f".{LORA_A}"):
+        bound = 1 / sqrt(shape[1])
+        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
     deviation = DEVIATION / sqrt(2 * spec.layers) if param_name in ONTO_RESIDUAL else DEVIATION
     return torch.empty(shape).normal_(0.0, deviation, generator=generator)
 
 
 def initial_range(
-    spec: ModelSpec, unit_name: str, layout: UnitParameters, begin: int, end: int, seed: int
+    spec: ModelSpec,
+    unit_name: str,
+    layout: UnitParameters,
+    begin: int,
+    end: int,
+    seed: int,
+    *,
+    adapters_alone: bool = False,
 ) -> Tensor:
-    """Elements begin .. end of the unit's flat buffer, fp32; padding is zero.
+    """Elements begin .. end of the unit's flat buffer, fp32; padding is zero, and so are, with
+    `adapters_alone`, all parameters but adapters'.
 
     A parameter that overlaps the range is generated whole, and the part taken: one parameter's
     memory beside the range's.
     """
     flat = torch.zeros(end - begin)
     for parameter, low, high in layout.overlaps(begin, end):
+        if adapters_alone and not parameter.adapts:
+            continue
         whole = initial_parameter(spec, unit_name, parameter.name, parameter.whole_shape, seed)
         at = parameter.offset + low - begin
         flat[at : at + high - low] = whole[parameter.window].reshape(-1)[low:high]

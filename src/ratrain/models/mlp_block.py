@@ -107,13 +107,13 @@ class MlpBlock(Function):
             own = plan.after.backward(weights, own, result, after, None, dividing(group))
         grad = Rows(own, group)
         inputs = Rows(normed.detach(), group)  # without a norm it is the input of the graph
-        weight_gradient(weights, "mlp.down", grad, Rows(act))
+        weight_gradient(weights, "mlp.down", grad, Rows(act), group)
         d_act = input_gradient(weights, "mlp.down", grad.all())
         activation_gradients_(plan.activation, d_act, up, gate)
         del d_act
         grad.let_go()
         made = [up] if gate is None else [gate, up]
-        weight_gradients(weights, plan.widening, made, inputs)
+        weight_gradients(weights, plan.widening, made, inputs, group)
         d_normed = input_gradients(weights, plan.widening, made)
         if ctx.onto_shape is None:
             inputs.let_go()

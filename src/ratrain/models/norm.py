@@ -104,9 +104,10 @@ class Norm:
 
     def _add(self, weights: Weights, vectors: list[Tensor], group: TensorGroup | None) -> None:
         for kind, gradient in zip(("weight", "bias"), vectors, strict=False):
-            if group is not None:
+            name = f"{self.name}.{kind}"
+            if group is not None and weights.trains(name):
                 group.sum_(gradient)
-            weights.add(f"{self.name}.{kind}", gradient)
+            weights.add(name, gradient)
 
 
 def norm_of(spec: ModelSpec, name: str) -> Norm:

@@ -1,7 +1,8 @@
 """Where each parameter of a unit is in the unit's flat buffer.
 
 Views, gradients, master weights and moments of a unit are flat buffers of one layout: matrices
-first (they decay), then vectors (norms and biases, which do not). Every parameter starts on a
+first (they decay), then vectors (norms and biases, which do not). What nobody updates is not in
+them: it has a buffer of its own, of which there are views alone. Every parameter starts on a
 multiple of `ALIGN` elements, so that no kernel meets a ragged edge, whoever owns which part.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from ratrain.describe.trained import Adapter, is_adapter
 from ratrain.models.division import WHOLE, Division, cut_dim
 
 ALIGN = 64
@@ -30,6 +32,7 @@ class Parameter:
     offset: int
     cut: int | None = None
     division: Division = WHOLE
+    trained: bool = True  # else it is in the unit's buffer of frozen ones
 
     @property
     def elements(self) -> int:
@@ -38,6 +41,11 @@ class Parameter:
     @property
     def end(self) -> int:
         return self.offset + self.elements
+
+    @property
+    def adapts(self) -> bool:
+        """Whether it is part of a low-rank adapter, and not of the model itself."""
+        return is_adapter(self.name)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
@@ -59,15 +67,31 @@ class Parameter:
 
 @dataclass(frozen=True)
 class UnitParameters:
-    """All parameters of one unit, in the order of the buffer."""
+    """All parameters of one unit that are trained, in the order of the buffer. `frozen`: of the
+    buffer of those that are not. `adapters`: low-rank ones; what they give is times
+    `adapter_scale`."""
 
     parameters: tuple[Parameter, ...]
     decay_end: int  # elements before this one decay, the others do not
     size: int  # elements of the buffer, a multiple of ALIGN
+    frozen: UnitParameters | None = None
+    adapters: tuple[Adapter, ...] = ()
+    adapter_scale: float = 1.0
+
+    @property
+    def every(self) -> tuple[Parameter, ...]:
+        """All parameters of the unit, of both buffers."""
+        return self.parameters + (self.frozen.parameters if self.frozen else ())
 
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
-        return {parameter.name: parameter for parameter in self.parameters}
+        """Those of both buffers."""
+        return {parameter.name: parameter for parameter in self.every}
+
+    @cached_property
+    def adapter_of(self) -> dict[str, Adapter]:
+        """The adapters by their matrices' names."""
+        return {adapter.module: adapter for adapter in self.adapters}
 
     def overlaps(self, begin: int, end: int) -> Iterator[tuple[Parameter, int, int]]:
         """(parameter, low, high) of each one that has elements low .. high in begin .. end of
@@ -89,7 +113,10 @@ def aligned(elements: int, to: int = ALIGN) -> int:
 
 
 def lay_out(
-    shapes: Iterable[tuple[str, tuple[int, ...]]], division: Division = WHOLE
+    shapes: Iterable[tuple[str, tuple[int, ...]]],
+    division: Division = WHOLE,
+    *,
+    trained: bool = True,
 ) -> UnitParameters:
     """The layout of parameters given by name and whole shape; matrices first, each in given order.
     `division`: that of one rank of a tensor group."""
@@ -99,7 +126,7 @@ def lay_out(
     for decays in (True, False):
         for name, shape, cut in cut_shapes:
             if (len(shape) > 1) is decays:
-                placed.append(Parameter(name, shape, offset, cut, division))
+                placed.append(Parameter(name, shape, offset, cut, division, trained))
                 offset += aligned(prod(shape))
         if decays:
             decay_end = offset

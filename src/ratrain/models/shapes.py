@@ -1,21 +1,21 @@
 """Which parameters each unit of a model has, and the sizes that its functions need.
 
-Names and shapes are those of the cost formulas (`describe/parameters.py`), so bills count what is
+Names and shapes are those of the cost formulas (`describe/trained.py`), so bills count what is
 allocated.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.parameters import embedding_parameters, head_parameters, layer_parameters
+from ratrain.describe.trained import EMBEDDING, HEAD, adapters, unit_parameters
 from ratrain.errors import SpecError
 from ratrain.models.division import WHOLE, Division, check_divides
 from ratrain.models.parameters import UnitParameters, lay_out
 from ratrain.models.trainable import check_trainable
 
-EMBEDDING, HEAD = "e", "h"
+__all__ = ["EMBEDDING", "HEAD"]
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,26 @@ def unit_layout(spec: ModelSpec, name: str, division: Division = WHOLE) -> UnitP
     """The flat layout of the parameters of unit `name`, or of one rank's part of them."""
     check_trainable(spec)
     check_divides(spec, division.degree)
-    if name == EMBEDDING:
-        return lay_out(embedding_parameters(spec), division)
-    if name == HEAD:
-        return lay_out(head_parameters(spec), division)
-    if name.isdecimal() and name == str(int(name)) and int(name) < spec.layers:
-        return lay_out(layer_parameters(spec), division)
-    raise SpecError(
-        f'there is no unit "{name}"',
-        place=f"model {spec.name}",
-        fix=f'use "e", "h", or a layer from "0" to "{spec.layers - 1}"',
+    _check_name(spec, name)
+    given = unit_parameters(spec, name)
+    layout = lay_out([each[:2] for each in given if each.trained], division)
+    frozen = [each[:2] for each in given if not each.trained]
+    if not frozen:
+        return layout
+    lora = spec.tuning and spec.tuning.lora
+    return replace(
+        layout,
+        frozen=lay_out(frozen, division, trained=False),
+        adapters=adapters(spec, name),
+        adapter_scale=lora.scale if lora else 1.0,
     )
+
+
+def _check_name(spec: ModelSpec, name: str) -> None:
+    is_layer = name.isdecimal() and name == str(int(name)) and int(name) < spec.layers
+    if name not in (EMBEDDING, HEAD) and not is_layer:
+        raise SpecError(
+            f'there is no unit "{name}"',
+            place=f"model {spec.name}",
+            fix=f'use "e", "h", or a layer from "0" to "{spec.layers - 1}"',
+        )

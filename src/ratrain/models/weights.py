@@ -9,6 +9,7 @@ view may live in another buffer in backward than in forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
@@ -38,11 +39,14 @@ class Sink(Protocol):
 
 
 class Windows:
-    """A unit's parameters in a flat buffer, each cut out when it is first read."""
+    """A unit's parameters in a flat buffer, and those that nobody updates in another, each cut out
+    when it is first read."""
 
-    def __init__(self, layout: UnitParameters, flat: Tensor | None) -> None:
+    def __init__(
+        self, layout: UnitParameters, flat: Tensor | None, frozen: Tensor | None = None
+    ) -> None:
         self._layout = layout
-        self._flat = flat
+        self.flat, self._frozen = flat, frozen
         self._known: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -52,8 +56,9 @@ class Windows:
         """A parameter of the layout, or a stack of them."""
         known = self._known.get(parameter.name)
         if known is None:
-            assert self._flat is not None, f"{parameter.name} is read where nothing is attached"
-            known = self._flat[parameter.offset : parameter.end].view(parameter.shape)
+            flat = self.flat if parameter.trained else self._frozen
+            assert flat is not None, f"{parameter.name} is read where nothing is attached"
+            known = flat[parameter.offset : parameter.end].view(parameter.shape)
             self._known[parameter.name] = known
         return known
 
@@ -63,13 +68,16 @@ def stack_of(layout: UnitParameters, names: tuple[str, ...]) -> Parameter | None
     parts = [layout.by_name[name] for name in names]
     if any(name.removesuffix("weight") + "bias" in layout.by_name for name in names):
         return None
+    if len({part.trained for part in parts}) > 1:
+        return None
     if any(after.offset != part.end for part, after in pairwise(parts)):
         return None
     widths = {part.shape[1] for part in parts}
     if len(widths) > 1:
         return None
     rows = sum(part.shape[0] for part in parts)
-    return Parameter("+".join(names), (rows, widths.pop()), parts[0].offset)
+    first = parts[0]
+    return replace(first, name="+".join(names), shape=(rows, widths.pop()))
 
 
 class Weights:
@@ -77,6 +85,7 @@ class Weights:
 
     def __init__(self, layout: UnitParameters) -> None:
         self.layout = layout
+        self._frozen: Tensor | None = None
         self._view = Windows(layout, None)
         self._gradient = Windows(layout, None)
         self._stacks: dict[tuple[str, ...], Parameter | None] = {}
@@ -85,7 +94,12 @@ class Weights:
 
     def attach_view(self, flat: Tensor | None) -> None:
         """Weights are read from `flat` from now on; None: they are not read for a while."""
-        self._view = Windows(self.layout, flat)
+        self._view = Windows(self.layout, flat, self._frozen)
+
+    def attach_frozen(self, flat: Tensor | None) -> None:
+        """The same for weights that nobody updates. What is attached as a view stays."""
+        self._frozen = flat
+        self._view = Windows(self.layout, self._view.flat, flat)
 
     def attach_gradient(self, flat: Tensor | None) -> None:
         """Gradients are added to `flat` from now on; None: there is no place for them."""
@@ -97,6 +111,10 @@ class Weights:
 
     def __getitem__(self, name: str) -> Tensor:
         return self._view[name]
+
+    def trains(self, name: str) -> bool:
+        """Whether a parameter's gradient is wanted."""
+        return self.layout.by_name[name].trained
 
     def stacked(self, names: tuple[str, ...]) -> Tensor | None:
         """Matrices without biases as one, where they lie one below another."""
@@ -110,20 +128,28 @@ class Weights:
         gradient[i] += row_scale[i] weight[i], of the weight as it is now, even if kept for later.
         What is kept are the own rows: all of them are gathered again when the time has come.
         """
+        if not self.trains(name):
+            return
         more = None if row_scale is None else self._scaled_rows(name, row_scale)
         self.now_or_later(lambda: self._product(name, grad_output, inputs, more))
 
     def add_stacked(self, names: tuple[str, ...], grad_output: Tensor, inputs: Rows) -> None:
         """The same for matrices that are `stacked`; `grad_output` has the columns of the first,
         then those of the next."""
+        if not self.trains(names[0]):
+            return
         self.now_or_later(lambda: self._stacked_product(names, grad_output, inputs))
 
     def add(self, name: str, gradient: Tensor) -> None:
         """gradient += a whole parameter's gradient."""
+        if not self.trains(name):
+            return
         self.now_or_later(lambda: self._sum(name, gradient))
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor) -> None:
         """gradient[rows[i]] += gradient[i]: an embedding's."""
+        if not self.trains(name):
+            return
         self.now_or_later(lambda: self._rows(name, rows, gradient))
 
     def defer(self) -> list[Callable[[], None]]:

@@ -20,31 +20,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ratrain.plan.case.case import Case as Case
+    from ratrain.plan.case.case import case_of_plan as case_of_plan
     from ratrain.plan.case.kinds import KindPart as KindPart
     from ratrain.plan.case.kinds import kind_parts as kind_parts
-    from ratrain.plan.case.of_layout import LayoutCase as LayoutCase
-    from ratrain.plan.case.of_layout import candidate_of_setup as candidate_of_setup
     from ratrain.plan.case.of_layout import case_as_asked as case_as_asked
     from ratrain.plan.case.of_layout import case_of as case_of
-    from ratrain.plan.case.ready import Case as Case
-    from ratrain.plan.case.ready import Subject as Subject
     from ratrain.plan.case.standing import Standing as Standing
-    from ratrain.plan.case.standing import standing_of_placement as standing_of_placement
-    from ratrain.plan.case.subject import case_of_plan as case_of_plan
-    from ratrain.plan.case.subject import case_of_subject as case_of_subject
-    from ratrain.plan.case.subject import subject_of as subject_of
     from ratrain.plan.file.form import FORMAT as FORMAT
     from ratrain.plan.file.form import Mode as Mode
-    from ratrain.plan.file.form import Plan as Plan
     from ratrain.plan.file.form import PlanCluster as PlanCluster
+    from ratrain.plan.file.form import PlanFile as PlanFile
     from ratrain.plan.file.form import PlanMember as PlanMember
     from ratrain.plan.file.form import PlanModel as PlanModel
     from ratrain.plan.file.form import PlanReplica as PlanReplica
     from ratrain.plan.file.form import PlanStage as PlanStage
     from ratrain.plan.file.form import load_plan as load_plan
-    from ratrain.plan.file.reading import uneven_plan as uneven_plan
+    from ratrain.plan.file.reading import plan_of_file as plan_of_file
     from ratrain.plan.file.writing import write_plan as write_plan
-    from ratrain.plan.layout.candidate import candidate as candidate
     from ratrain.plan.layout.enumerate import Group as Group
     from ratrain.plan.layout.enumerate import StateMode as StateMode
     from ratrain.plan.layout.enumerate import kinds_of_block as kinds_of_block
@@ -54,6 +47,9 @@ if TYPE_CHECKING:
     from ratrain.plan.layout.jobs import strategy_of as strategy_of
     from ratrain.plan.layout.other_clusters import kinds_of as kinds_of
     from ratrain.plan.layout.placement import place as place
+    from ratrain.plan.layout.plan import Plan as Plan
+    from ratrain.plan.layout.plan import plan_of_row as plan_of_row
+    from ratrain.plan.layout.plan import plan_of_setup as plan_of_setup
     from ratrain.plan.layout.sizes import blocks_of_stages as blocks_of_stages
     from ratrain.plan.layout.sizes import parameter_balanced_layers as parameter_balanced_layers
     from ratrain.plan.layout.sizes import travels as travels
@@ -64,12 +60,11 @@ if TYPE_CHECKING:
     from ratrain.plan.orders.searched import SearchedOrder as SearchedOrder
     from ratrain.plan.orders.searched import SearchResult as SearchResult
     from ratrain.plan.price.bill import bill as bill
-    from ratrain.plan.price.durations import costs_of as costs_of
     from ratrain.plan.price.durations import declare_cost as declare_cost
+    from ratrain.plan.price.places import costs_of as costs_of
     from ratrain.plan.search.case_of_job import case_of_job as case_of_job
     from ratrain.plan.search.draft import Draft as Draft
     from ratrain.plan.search.every_plan import EveryPlan as EveryPlan
-    from ratrain.plan.search.every_plan import Simulated as Simulated
     from ratrain.plan.search.every_plan import every_plan as every_plan
     from ratrain.plan.search.fit import Way as Way
     from ratrain.plan.search.fit import ways_of as ways_of
@@ -79,7 +74,6 @@ if TYPE_CHECKING:
     from ratrain.plan.search.layouts import Checked as Checked
     from ratrain.plan.search.layouts import Progress as Progress
     from ratrain.plan.search.layouts import Search as Search
-    from ratrain.plan.search.layouts import Tried as Tried
     from ratrain.plan.search.layouts import search_layouts as search_layouts
     from ratrain.plan.search.misfit import Misfit as Misfit
     from ratrain.plan.search.misfit import misfits as misfits
@@ -89,6 +83,7 @@ if TYPE_CHECKING:
     from ratrain.plan.search.space import Side as Side
     from ratrain.plan.search.space import Space as Space
     from ratrain.plan.search.space import sides_of as sides_of
+    from ratrain.plan.search.tried import Tried as Tried
     from ratrain.plan.words.compared import Compared as Compared
     from ratrain.plan.words.compared import LaidOut as LaidOut
     from ratrain.plan.words.compared import compare as compare
@@ -113,37 +108,38 @@ if TYPE_CHECKING:
 
 _HOME = {
     "case.kinds": "KindPart kind_parts",
-    "case.of_layout": "LayoutCase candidate_of_setup case_as_asked case_of",
-    "case.ready": "Case Subject",
-    "case.standing": "Standing standing_of_placement",
-    "case.subject": "case_of_plan case_of_subject subject_of",
+    "case.case": "Case case_of_plan",
+    "case.of_layout": "case_as_asked case_of",
+    "case.standing": "Standing",
     "file.form": (
-        "FORMAT Mode Plan PlanCluster PlanMember PlanModel PlanReplica PlanStage load_plan"
+        "FORMAT Mode PlanCluster PlanFile PlanMember PlanModel PlanReplica PlanStage load_plan"
     ),
-    "file.reading": "uneven_plan",
+    "file.reading": "plan_of_file",
     "file.writing": "write_plan",
-    "layout.candidate": "candidate",
     "layout.enumerate": "Group StateMode kinds_of_block",
     "layout.gradient_groups": "widened",
     "layout.jobs": "load_job load_job_to_plan strategy_of",
     "layout.other_clusters": "kinds_of",
     "layout.placement": "place",
+    "layout.plan": "Plan plan_of_row plan_of_setup",
     "layout.sizes": "blocks_of_stages parameter_balanced_layers travels",
     "orders.of_plan": "PlanOrders",
     "orders.schedules": "Predicted fastest_s",
     "orders.search": "Limits",
     "orders.searched": "SearchResult SearchedOrder",
     "price.bill": "bill",
-    "price.durations": "costs_of declare_cost",
+    "price.durations": "declare_cost",
+    "price.places": "costs_of",
     "search.case_of_job": "case_of_job",
     "search.draft": "Draft",
-    "search.every_plan": "EveryPlan Simulated every_plan",
+    "search.every_plan": "EveryPlan every_plan",
     "search.fit": "Way ways_of",
     "search.known_plans": "plan_of_job plans_beside searched",
-    "search.layouts": "Checked Progress Search Tried search_layouts",
+    "search.layouts": "Checked Progress Search search_layouts",
     "search.misfit": "Misfit misfits",
     "search.moves": "Drafts Move declare_move",
     "search.space": "Side Space sides_of",
+    "search.tried": "Tried",
     "words.compared": (
         "Compared LaidOut compare compared_json compared_text laid_out order_found_json "
         "order_found_text search_compared"

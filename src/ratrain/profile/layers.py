@@ -159,7 +159,7 @@ def block_work(request: LayersAsked, block: BlockName, size: int) -> BlockWork:
     torch: Any = module
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[request.dtype]
     placement: dict[str, Any] = {"dtype": kind, "device": request.device}
-    spec, length = request.model, request.sequence
+    spec, length = request.model.base, request.sequence
     group = _Alone(request.tensor) if request.tensor > 1 else None
     unit = unit_of(spec, UNITS[block], sequence_length=length, group=group)
     fitting = IN_TURNS_BYTES // (2 * unit.layout.size * kind.itemsize)

@@ -129,7 +129,7 @@ class Binding:
         """The same as the ops' step leaves it."""
         before = self.lasting(family, ops)
         if not self.setup.averages:
-            return before.next()
+            return Ref(before.state, before.version + self.unit.trained[ops.unit])
         return Ref(before.state, before.version + self._renewed_in(family)[ops.step, ops.unit])
 
     def part_slot(self, family: str, ops: Ops, messages: Ints | int = 1) -> Ref:
@@ -196,7 +196,7 @@ class Binding:
 
     def gathered_per_use(self, unit: Ints) -> Bools:
         """Level 3: units whose view exists only while it is used."""
-        return self.unit.reduced[unit] & (self.setup.sharding == 3)
+        return self.unit.shared[unit] & (self.setup.sharding == 3)
 
     def gathered_per_step(self, unit: Ints) -> Bools:
         """Levels 1 and 2: units whose updated view is gathered once a step."""
@@ -264,6 +264,11 @@ class Binding:
     def every(self) -> Ops:
         """All ops of the program."""
         return self._ops
+
+    def with_trained_units(self, ops: Ops) -> Ops:
+        """Ops about a rank, repeated for every unit of it that is trained."""
+        ops = self.with_units_of_rank(ops)
+        return ops.where(self.unit.trained[ops.unit])
 
     def with_units_of_rank(self, ops: Ops) -> Ops:
         """Ops about a rank, repeated for every unit of it."""

@@ -16,17 +16,25 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ratrain.compiled import address, c_long, library
 from ratrain.program.binding import FREE, READ, WRITE, Uses
-from ratrain.program.states import States
 from ratrain.program.units import Bools, Ints
 
 LANE_EDGE, READ_EDGE, FREE_EDGE, OVERWRITE_EDGE = 0, 1, 2, 3
+
+
+class Kept(Protocol):
+    """What the waiting of ops needs to know of states: `rank` has one entry for each."""
+
+    @property
+    def rank(self) -> Ints: ...
+    @property
+    def persistent(self) -> Bools: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ class Edges:
     unfreed: Ints  # states that are neither freed nor kept, so that they leak
 
 
-def derive_edges(uses: Uses, states: States, lane: Ints, *, compiled: bool = True) -> Edges:
+def derive_edges(uses: Uses, states: Kept, lane: Ints, *, compiled: bool = True) -> Edges:
     """The `Edges` of ops that use states. `lane` names each op's lane; ops are in lane order."""
     c = library("program", "edges_c") if compiled else None
     return _derived(uses, states, lane) if c is None else _derived_compiled(c, uses, states, lane)
@@ -63,7 +71,7 @@ def derive_edges(uses: Uses, states: States, lane: Ints, *, compiled: bool = Tru
 # ---- the call into C --------------------------------------------------------------------
 
 
-def _derived_compiled(c: ctypes.CDLL, uses: Uses, states: States, lane: Ints) -> Edges:
+def _derived_compiled(c: ctypes.CDLL, uses: Uses, states: Kept, lane: Ints) -> Edges:
     """What `_derived` answers. Lists have more room than they need, which costs nothing: memory
     that is never written to is never taken."""
     op, state = _in_range(uses.op, len(lane)), _in_range(uses.state, len(states.rank))
@@ -113,7 +121,7 @@ def _first_edges(edges: EdgeList, length: int) -> EdgeList:
 # ---- the same in Python -----------------------------------------------------------------
 
 
-def _derived(uses: Uses, states: States, lane: Ints) -> Edges:
+def _derived(uses: Uses, states: Kept, lane: Ints) -> Edges:
     order, state, version, mode = _by_state_and_version(uses)
     op = uses.op[order]
     writes = np.bincount(state[mode == WRITE], minlength=len(states.rank))

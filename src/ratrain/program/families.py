@@ -81,7 +81,7 @@ class Sizing:
     @cached_property
     def units_gathered_per_use(self) -> Bools:
         """Level 3: units whose view exists only while it is used."""
-        return self.units.reduced & (self.setup.sharding == 3)
+        return self.units.shared & (self.setup.sharding == 3)
 
     def shared(self, size_bytes: Ints) -> Ints:
         """An owner's part of a state that its unit's holders divide evenly, rounded up."""

@@ -136,6 +136,7 @@ class Kind(int):
     is_state_work: bool  # neither compute nor a message: it moves or changes states
     whole_stage: bool  # about a stage or rank: its action's unit is always 0, never written
     names_micro_batch: bool  # its word names a micro-batch in every program
+    changes_weights: bool  # it makes weights, or a gradient, what they are after the step
     is_reduction: bool  # its word names one where gradients are reduced once in each
 
     F: ClassVar[Kind]
@@ -224,6 +225,7 @@ def _derive(kind: Kind) -> None:
     kind.is_state_work = kind.is_barrier or not (kind.is_message or kind.lane is Lane.COMPUTE)
     kind.whole_stage = kind.is_message or scope in about_rank
     kind.names_micro_batch = kind.is_message or scope is Scope.UNIT_MICRO_BATCH
+    kind.changes_weights = bool(kind.renews or kind.synchronises)
     kind.is_reduction = scope in (Scope.UNIT_REDUCTION, Scope.RANK_REDUCTION)
 
 

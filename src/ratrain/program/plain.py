@@ -65,7 +65,11 @@ def plain_program(
         lanes[rank, Lane.COMPUTE] = np.concatenate([computed, ready])
         lanes[rank, Lane.UPDATE] = (
             Action(Kind.AllSynced, first, 0, NONE),
-            *(Action(Kind.UpdateShard, s, u, NONE) for s, u in forward),
+            *(
+                Action(Kind.UpdateShard, s, u, NONE)
+                for s, u in forward
+                if not held[s].units[u].frozen
+            ),
         )
         reduced = [(s, u) for s, u in forward if setup.is_reduced(held[s].units[u].name)]
         if reduced:

@@ -48,6 +48,7 @@ class Unit:
     head: bool = False  # ends the model: its backward follows its own forward
     scratch_bytes: int = 0  # the most that one of its ops needs beside states
     scores_bytes: int = 0  # of saved_bytes, attention's scores: selective recovery lets them go
+    frozen: bool = False  # nobody updates it: it has no gradient and no optimizer
 
 
 @dataclass(frozen=True)

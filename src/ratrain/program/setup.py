@@ -151,9 +151,18 @@ class Setup:
         both = degrees[first] + degrees[last]
         return degrees | {first: both, last: both}
 
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """The names of units that nobody updates."""
+        return frozenset(u.name for member in self.members for u in member.units if u.frozen)
+
+    def is_shared(self, name: str) -> bool:
+        """Whether several ranks hold a unit, and have the same weights of it after every step."""
+        return self.holders[name] > 1 and not self.averages
+
     def is_reduced(self, name: str) -> bool:
         """Whether a unit's gradient needs a reduction."""
-        return self.holders[name] > 1 and not self.averages
+        return self.is_shared(name) and name not in self.frozen
 
     @cached_property
     def reduces(self) -> bool:
@@ -245,6 +254,30 @@ def _check(setup: Setup) -> None:
     _check_tied(setup)
     _check_replicas_agree(setup)
     _check_idle(setup)
+    _check_frozen(setup)
+
+
+def _check_frozen(setup: Setup) -> None:
+    """Refuses units that some ranks update and others do not, and frozen ones with a gradient."""
+    units = [unit for member in setup.members for unit in member.units]
+    for unit in units:
+        if unit.name in setup.frozen and not unit.frozen:
+            raise ProgramError(
+                f"unit {unit.name} is frozen on some ranks, and updated on others",
+                fix="freeze it on all of them, or on none",
+            )
+        if unit.frozen and (unit.gradient_bytes or unit.optimizer_bytes):
+            raise ProgramError(
+                f"unit {unit.name} is frozen, and has a gradient or an optimizer",
+                fix="set gradient_bytes and optimizer_bytes to 0, or leave frozen out",
+            )
+    if not setup.forward_only and all(unit.frozen for unit in units):
+        raise ProgramError("every unit is frozen", fix="let one unit be trained")
+    if setup.tied and {units[0].name, units[-1].name} & setup.frozen:
+        raise ProgramError(
+            "the ends of a tied model are frozen, and have no gradients to add up",
+            fix="leave tied out",
+        )
 
 
 def _check_error_feedback(setup: Setup) -> None:

@@ -157,7 +157,7 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
     g = np.where(known, g, first_unit)
 
     m, step = words.micro_batch, words.step
-    reductions = kinds_where("is_reduction")[kind] & setup.per_micro_batch & units.reduced[g]
+    reductions = kinds_where("is_reduction")[kind] & setup.per_micro_batch & units.shared[g]
     per_micro_batch = kinds_where("names_micro_batch")[kind] | reductions
     most = max(replica.micro_batches for replica in setup.replicas)
     served = (m >= 0) & (m < most)
@@ -173,6 +173,10 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
         (lane_of[kind] != words.lane, "is on the wrong lane"),
         (per_micro_batch & ~in_range, "names a micro-batch that the setup does not have"),
         (~per_micro_batch & (m != NONE), "belongs to no micro-batch"),
+        (
+            kinds_where("changes_weights")[kind] & ~units.trained[g],
+            "is about a unit that is frozen",
+        ),
         ((kind == Kind.TieSync) & (units.tied_to[g] < 0), "names a unit that is not tied"),
         (moved & (units.optimizer_tier[g] == 0), "names a unit whose optimizer is on the device"),
         ((step < 0) | (step >= setup.period), "names a step that the program does not have"),

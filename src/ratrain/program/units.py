@@ -40,6 +40,8 @@ class Units:
     optimizer_tier: Ints  # where its optimizer states are: an index into TIERS
     same: Ints  # units of one name have one number
     holders: Ints  # ranks that hold a unit of its name
+    trained: Bools  # it has a gradient, and is updated
+    shared: Bools  # its holders have the same weights after every step
     reduced: Bools  # its gradient is reduced over its holders
     has_input: Bools  # all but the model's first unit
     has_output: Bools  # all but the model's last unit
@@ -93,6 +95,8 @@ def unit_columns(setup: Setup) -> Units:
     names = [unit.name for member in setup.members for unit in member.units]
     _, same = np.unique(np.array(names), return_inverse=True)
     holders = np.array([setup.holders[name] for name in names], dtype=np.int64)
+    trained = np.array([not u.frozen for member in setup.members for u in member.units])
+    shared = (holders > 1) & (not setup.averages)
     input_parts, output_parts = _parts(stage, columns[13], has_input, has_output)
     return Units(
         *columns[:10],
@@ -100,10 +104,12 @@ def unit_columns(setup: Setup) -> Units:
         tensor=columns[11],
         offloaded=(columns[12] & columns[10]).astype(bool) & has_input,
         joined=columns[13],
-        optimizer_tier=columns[14],
+        optimizer_tier=np.where(trained, columns[14], 0),
         same=same.astype(np.int64),
         holders=holders,
-        reduced=(holders > 1) & (not setup.averages),
+        trained=trained,
+        shared=shared,
+        reduced=shared & trained,
         has_input=has_input,
         has_output=has_output,
         next_unit=following,

@@ -255,9 +255,9 @@ def _must_be_renewed(table: Table, family: str) -> Bools:
     units = table.states.units
     for number, tier in enumerate(TIERS):
         if family == optimizer_family(tier):
-            return units.optimizer_tier == number
-    sharded = units.reduced & (table.setup.sharding == 3)
-    return sharded if family == "shard_view" else ~sharded
+            return units.trained & (units.optimizer_tier == number)
+    sharded = units.shared & (table.setup.sharding == 3)
+    return units.trained & (sharded if family == "shard_view" else ~sharded)
 
 
 def _steps_that_write(table: Table, start: int, count: int) -> Ints:

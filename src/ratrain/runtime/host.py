@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 
@@ -18,6 +20,15 @@ def pid_namespace() -> str:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
+
+
+def process_began_s() -> float:
+    """When this process began, by the wall clock; to a hundredth of a second."""
+    ticks = state_and_start(os.getpid())[1]
+    if not ticks:
+        return time.time()
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")
+    return time.time() - max(0.0, age_s)
 
 
 def state_and_start(pid: int) -> tuple[str, str]:

@@ -121,6 +121,7 @@ class TrainedCase:
     tokenizer: str  # as a job names it
     weights: str | None  # the Hugging Face folder that the run began from, beside its job
     model_file: str | None  # the config.json that described the model
+    seed: int  # of its first weights
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,9 @@ def trained_case(path: Path) -> TrainedCase:
         check_name(
             weights if isinstance(weights, str) else "", str(settings_place.at("train", "weights"))
         )
+    seed = settings.train.get("seed", 0)
+    if not _is_whole(seed, (1 << 63) - 1):
+        raise _damaged(f"{shown(seed)} is not a seed", settings_place.at("train", "seed"))
     if case.model_file is not None:
         check_name(case.model_file, str(place.at("model_file")))
     return TrainedCase(
@@ -199,6 +203,7 @@ def trained_case(path: Path) -> TrainedCase:
         tokenizer,
         weights,
         case.model_file,
+        seed,
     )
 
 
@@ -257,6 +262,8 @@ def _check_step(row: dict[str, Any], place: Place) -> None:
     _require(
         budget is None or _is_whole(budget, 1 << 53), "is not a size", place.at("budget_bytes")
     )
+    if "started_s" in row:
+        _require(_is_number(row["started_s"], 0), "is not a number", place.at("started_s"))
     bits = row.get("loss_bits")
     _require(isinstance(bits, str) and 0 < len(bits) < 40, "is not a number", place.at("loss_bits"))
     ranks = row.get("ranks")

@@ -16,6 +16,7 @@ logs/           what each rank printed
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -388,14 +389,18 @@ class RunFolder:
             )
         return program
 
+    def metrics_lines(self) -> Iterator[dict[str, Any]]:
+        """All lines of the metrics, in the order in which they were written; a half-written last
+        one is left out."""
+        if files.exists(self.metrics):
+            yield from run_files.read_metrics(self.metrics)
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """A row for each step, with what its validation added. A step that was done again after a
-        restart counts once, as it went last. A half-written last line is left out."""
-        if not files.exists(self.metrics):
-            return []
+        restart counts once, as it went last."""
         steps: dict[int, dict[str, Any]] = {}
         added: dict[int, dict[str, Any]] = {}
-        for row in run_files.read_metrics(self.metrics):
+        for row in self.metrics_lines():
             (steps if "loss" in row else added)[row["step"]] = row
         return [{**added.get(step, {}), **steps[step]} for step in sorted(steps)]
 

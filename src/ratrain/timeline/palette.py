@@ -56,7 +56,15 @@ OP_CLASSES = (
     *(MESSAGE, REDUCE, GATHER, TENSOR, UPDATE, DISK, COPY),
 )
 
-_OF_COMPUTE = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHTS, "R": RECOVERY}
+PRODUCT = OpClass("product", "product of tiles", FORWARD.colour, "cyan", "")
+VECTOR = OpClass("vector", "other vector work", BACKWARD.colour, "green", "")
+"""What a core of a chip computes: in pictures of kernels, where none of the others are."""
+
+_OF_COMPUTE = {
+    **{"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHTS, "R": RECOVERY},
+    **{"mm": PRODUCT, "mm_nt": PRODUCT},
+    **dict.fromkeys(("map", "reduce", "fill", "turn", "add"), VECTOR),
+}
 _OF_LANE = {
     **{"reduce": REDUCE, "gather": GATHER, "tensor": TENSOR, "update": UPDATE, "disk": DISK},
     **dict.fromkeys(("offload", "fetch", "load", "store"), COPY),
@@ -95,6 +103,8 @@ def class_of(lane: str, kind: str) -> OpClass:
         return _OF_COMPUTE.get(kind, UPDATE)
     if lane.startswith(("send", "recv")):
         return MESSAGE
+    if lane.startswith("dma"):
+        return COPY
     return _OF_LANE.get(lane, UPDATE)
 
 

@@ -39,6 +39,8 @@ _LEGEND = (
     palette.WEIGHTS,
     palette.DISK,
     palette.COPY,
+    palette.PRODUCT,
+    palette.VECTOR,
 )
 
 

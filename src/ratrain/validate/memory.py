@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.plan import Group, LayoutCase, StateMode, bill, case_of, kinds_of_block
+from ratrain.plan import Case, Group, StateMode, bill, case_of, kinds_of_block
 from ratrain.program.replicas import Unit
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import apply_strategy
@@ -67,7 +67,7 @@ def predicted_peak(peak: MeasuredPeak, run: Run) -> PredictedPeak:
     )
 
 
-def _proof_bytes(case: LayoutCase, setup: Setup, peak: MeasuredPeak) -> float:
+def _proof_bytes(case: Case, setup: Setup, peak: MeasuredPeak) -> float:
     bounds = verify(apply_strategy(case.strategy, setup, case.choices)).bounds
     chosen = [bounds[peak.rank]] if peak.rank is not None else bounds
     return max(_sum(bound.by_family, peak.families) for bound in chosen)
@@ -93,9 +93,9 @@ class _HeldGroup(Group):
         return embedding, layer, head
 
 
-def _bill_bytes(case: LayoutCase, peak: MeasuredPeak) -> float:
+def _bill_bytes(case: Case, peak: MeasuredPeak) -> float:
     """The planner's bill of the case, as a group of one row."""
-    setup, layout = case.program.setup, case.layout
+    setup, layout = case.program.setup, case.plan.layout
     stages = setup.replicas[0].stages
     recovery = np.array([[RECOVERY_CODE[stage.only.recovery] for stage in stages]])
     layers = [sum(unit.recoverable for unit in stage.only.units) for stage in stages]
@@ -103,7 +103,7 @@ def _bill_bytes(case: LayoutCase, peak: MeasuredPeak) -> float:
     group = _HeldGroup(
         job=case.job,
         layout=layout,
-        placement=case.placement,
+        placement=case.plan.placement,
         strategy=case.strategy,
         reversed_kinds=False,
         layers=np.array([layers], dtype=np.int64),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratrain.plan import Plan, case_of_plan, load_plan
+from ratrain.plan import PlanFile, case_of_plan, load_plan
 from ratrain.simulate.long import simulate_proved
 
 
@@ -14,7 +14,7 @@ class PlannedRun:
     """A plan file that someone ran."""
 
     label: str
-    plan: Plan
+    plan: PlanFile
     path: Path
 
     @property

@@ -19,14 +19,14 @@ from ratrain.convert.member_stages import dealt, member_stage
 from ratrain.describe.amounts import Devices
 from ratrain.describe.ranges import write_ranges
 from ratrain.errors import SpecError
-from ratrain.plan import Plan, PlanReplica, PlanStage
+from ratrain.plan import PlanFile, PlanReplica, PlanStage
 from ratrain.readers.files import shown
 from ratrain.readers.place import Place
 
 
 def plan_of(
     training: Training, place: Place, model: Model, devices: Devices, differs: list[str]
-) -> Plan:
+) -> PlanFile:
     here = place.at("pipeline_config")
     for number, stage in enumerate(training.pipeline_config):
         _require_stage(stage, devices, here.at(number))

@@ -21,7 +21,7 @@ from ratrain.convert.metis.files import (
 from ratrain.describe.ranges import write_ranges
 from ratrain.describe.strict import load
 from ratrain.errors import SpecError
-from ratrain.plan import Plan, PlanReplica, PlanStage
+from ratrain.plan import PlanFile, PlanReplica, PlanStage
 from ratrain.readers.files import read_text
 from ratrain.readers.json import parse_json
 from ratrain.readers.place import Place
@@ -75,7 +75,7 @@ def plan_of(
     model: Model,
     workload: Workload,
     differs: list[str],
-) -> Plan:
+) -> PlanFile:
     degrees = _data_degrees(ranked, place, len(types))
     pieces = lcm(*degrees)
     sequences = workload.sequences

@@ -24,7 +24,7 @@ from ratrain.convert.sailor.hosts import Seats
 from ratrain.describe.ranges import write_ranges
 from ratrain.describe.strict import load, nearest
 from ratrain.errors import SpecError
-from ratrain.plan import Plan, PlanReplica, PlanStage
+from ratrain.plan import PlanFile, PlanReplica, PlanStage
 from ratrain.readers.files import shown
 from ratrain.readers.json import read_json
 from ratrain.readers.place import Place
@@ -131,7 +131,7 @@ def plan_of(
     seats: Seats,
     dtype: str,
     differs: list[str],
-) -> Plan:
+) -> PlanFile:
     (pipeline,) = read.pipeline_list
     here = place.at("pipeline_list", 0)
     bounds = [

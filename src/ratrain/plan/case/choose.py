@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
 
 import numpy as np
 
-from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.layout.candidate import MODES, choices_of
-from ratrain.plan.layout.enumerate import group_of_layout
+from ratrain.describe.job import JobSpec
+from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.further_orders import (
     WORTH_MEMORY,
     WORTH_SPLIT,
@@ -21,75 +19,74 @@ from ratrain.plan.layout.further_orders import (
     orders_tried,
     split_orders_tried,
 )
-from ratrain.plan.layout.placement import Placement
+from ratrain.plan.layout.plan import MODES, Plan, group_of_plan
 from ratrain.plan.layout.sizes import stores_scores, trains_tied
 from ratrain.plan.price.bill import bill
-from ratrain.plan.price.durations import costs_of
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.least_time import least_step_s
+from ratrain.plan.price.places import costs_of
 from ratrain.plan.price.trial import proof, timed
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Accumulation, Setup
-from ratrain.program.strategies import Choices, Strategy, recovery_modes
 
 
-def choose(job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement) -> Choices:
+def choose(plan: Plan) -> Plan:
     """The fastest of the possible choices whose whole program is proved to fit; the leanest, where
-    none is. Recovery only adds work, so where all activations can be kept nothing else is tried."""
-    candidates = list(_candidates(job, chosen, placement))
-    if len(candidates) == 1:
-        return candidates[0]
-    keeping = [choices for choices in candidates if choices.keep_all]
-    recovering = [choices for choices in candidates if not choices.keep_all]
-    return (
-        _fastest(job, chosen, setup, placement, keeping)
-        or _fastest(job, chosen, setup, placement, recovering)
-        or candidates[-1]
-    )
+    none is. Recovery only adds work, so where all activations can be kept nothing else is tried.
+    `plan`: of a layout, with nothing chosen yet."""
+    tried = list(_choices(plan))
+    if len(tried) == 1:
+        return tried[0]
+    kept = [choice for choice in tried if not _recovers(choice)]
+    recovering = [choice for choice in tried if _recovers(choice)]
+    return _fastest(plan, kept) or _fastest(plan, recovering) or tried[-1]
 
 
-def choose_order(
-    job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement
-) -> tuple[JobSpec, Strategy, Choices]:
+def choose_order(plan: Plan) -> Plan:
     """The compute order whose step is the shortest of those that are proved to fit, with what is
     chosen in it. One that needs more memory must gain by it."""
-    usual = choose(job, chosen, setup, placement)
-    best, best_s = (job, chosen, usual), inf
-    orders = list(_orders(job, chosen, usual, placement.layout))
-    if orders and proof(chosen, setup, usual).verdict.sound:
-        best_s = timed(job, placement, chosen, setup, usual)[0] or inf
+    usual = choose(plan)
+    best, best_s = usual, inf
+    orders = list(_orders(usual))
+    if orders and _is_sound(usual):
+        best_s = timed(usual)[0] or inf
     for ordered, worth in orders:
-        strategy = replace(chosen, skeleton=str(ordered.schedule.skeleton))
-        choices = choose(ordered, strategy, setup, placement)
-        step_s = timed(ordered, placement, strategy, setup, choices)[0]
+        strategy = replace(plan.strategy, skeleton=str(ordered.schedule.skeleton))
+        chosen = choose(replace(plan, job=ordered, strategy=strategy))
+        step_s = timed(chosen)[0]
         if step_s is None or step_s > best_s * (1 - worth):
             continue
-        if proof(strategy, setup, choices).verdict.sound:
-            best, best_s = (ordered, strategy, choices), step_s
+        if _is_sound(chosen):
+            best, best_s = chosen, step_s
     return best
 
 
-def _orders(
-    job: JobSpec, chosen: Strategy, usual: Choices, layout: LayoutSpec
-) -> Iterator[tuple[JobSpec, float]]:
+def _orders(usual: Plan) -> Iterator[tuple[JobSpec, float]]:
     """The job in each further order worth a try, and the part of a step that it must save."""
+    job, chosen, layout = usual.job, usual.strategy, usual.layout
     for name in orders_tried(job, chosen, layout)[1:]:
         yield in_order(job, name), WORTH_MEMORY
-    if not any(mode.again for mode in recovery_modes(chosen, usual, layout.stages)):
+    if not any(mode.again for mode in usual.alike.recovery):
         for name in split_orders_tried(job, chosen, layout):
             yield in_split_order(job, name), WORTH_SPLIT
 
 
-def _fastest(
-    job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement, among: Sequence[Choices]
-) -> Choices | None:
+def _is_sound(plan: Plan) -> bool:
+    return proof(plan.strategy, plan.setup, plan.choices).verdict.sound
+
+
+def _recovers(plan: Plan) -> bool:
+    return any(mode is not Recovery.NONE for mode in plan.alike.recovery)
+
+
+def _fastest(plan: Plan, among: Sequence[Plan]) -> Plan | None:
     """Best first: a choice waits at its lower bound until it is its turn to be timed, and while
     another that recovers less may fit."""
-    costs, stages = costs_of(job, placement, setup), placement.layout.stages
-    modes = [recovery_modes(chosen, choices, stages) for choices in among]
+    if not among:
+        return None
+    costs = costs_of(plan, plan.setup)
     waiting = [
-        (least_step_s(chosen, setup, choices, costs), False, number)
-        for number, choices in enumerate(among)
+        (least_step_s(choice.strategy, plan.setup, choice.choices, costs), False, number)
+        for number, choice in enumerate(among)
     ]
     heapify(waiting)
     held, ruled_out = list[tuple[float, bool, int]](), set[int]()
@@ -97,8 +94,8 @@ def _fastest(
     def is_held(number: int) -> bool:
         return any(
             other not in ruled_out
-            and among[other].accumulation is among[number].accumulation
-            and _recovers_less(modes[other], modes[number])
+            and among[other].mode == among[number].mode
+            and _recovers_less(among[other].alike.recovery, among[number].alike.recovery)
             for other in range(len(among))
         )
 
@@ -108,12 +105,11 @@ def _fastest(
         if not is_timed and is_held(number):
             held.append(entry)
             continue
-        choices = among[number]
-        if is_timed and proof(chosen, setup, choices).verdict.sound:
-            return choices
+        choice = among[number]
+        if is_timed and _is_sound(choice):
+            return choice
         if not is_timed:
-            fits = _fits_by_bill(job, chosen, placement, choices)
-            step_s = timed(job, placement, chosen, setup, choices, proved_later=fits)[0]
+            step_s = timed(choice, proved_later=_fits_by_bill(choice))[0]
             if step_s is not None:
                 heappush(waiting, (step_s, True, number))
                 continue
@@ -129,62 +125,53 @@ def _recovers_less(modes: Sequence[Recovery], others: Sequence[Recovery]) -> boo
     return alike and modes != others
 
 
-def _fits_by_bill(job: JobSpec, chosen: Strategy, placement: Placement, choices: Choices) -> bool:
+def _fits_by_bill(plan: Plan) -> bool:
     """Whether memory is next to certain to suffice: the bill is an upper bound (`bill`)."""
-    sharded = choices.accumulation is Accumulation.SHARDED
-    group = group_of_layout(job, chosen, placement, sharded)
-    modes = recovery_modes(chosen, choices, placement.layout.stages)
-    codes = np.array([[MODES.index(mode) for mode in modes]], dtype=np.int64)
+    group = group_of_plan(plan)
+    codes = np.array([[MODES.index(mode) for mode in plan.alike.recovery]], dtype=np.int64)
     return bool((bill(group, codes).total <= group.budgets).all())
 
 
-def _candidates(job: JobSpec, chosen: Strategy, placement: Placement) -> Iterator[Choices]:
+def _choices(plan: Plan) -> Iterator[Plan]:
     """What may become of activations and gradients, the leanest last."""
-    modes = [False, True]
-    if job.backward_sends and placement.layout.data > 1:
-        modes = [True]
+    job, chosen, data = plan.job, plan.strategy, plan.layout.data
+    reduces = data > 1 and chosen.sharding >= 2 and job.schedule.average_every is None
+    if job.backward_sends and data > 1:
+        sharded = [True]
     elif job.schedule.gradient_accumulation != "auto":
-        modes = [job.schedule.gradient_accumulation == "sharded"]
-    elif chosen.sharding < 2 or placement.layout.data == 1 or trains_tied(job):
-        modes = [False]
-    stages, asked = placement.layout.stages, job.schedule.recovery
-    for flags in _recoveries(job, chosen, stages):
-        for sharded in modes:
-            yield choices_of(job, sharded, **flags)
-    if asked == "auto" and chosen.recovery is not Recovery.NONE and not chosen.recovers_all:
-        for sharded in modes:
-            yield choices_of(job, sharded, recovery=_as_fits(job, chosen, placement, sharded))
+        sharded = [job.schedule.gradient_accumulation == "sharded"]
+    else:
+        sharded = [False] if not reduces or trains_tied(job) else [False, True]
+    modes = [StateMode(chosen.sharding, is_sharded and reduces) for is_sharded in sharded]
+    for recovery in _recoveries(plan):
+        for mode in modes:
+            yield replace(plan.recovering(recovery), mode=mode)
+    may_differ = chosen.recovery is not Recovery.NONE and not chosen.recovers_all
+    if job.schedule.recovery == "auto" and may_differ:
+        for mode in modes:
+            fitting = replace(plan, mode=mode)
+            codes = fitted(group_of_plan(fitting))[0][0]
+            yield fitting.recovering(tuple(MODES[int(code)] for code in codes))
 
 
-def _recoveries(job: JobSpec, chosen: Strategy, stages: int) -> Iterator[dict[str, Any]]:
-    """The same for every stage, but perhaps the last."""
-    asked, named = (
-        job.schedule.recovery,
-        {
-            "keep-all": {"keep_all": True},
-            "selective": {"recovery": (Recovery.SELECTIVE,) * stages},
-            "exempt-last": {"exempt_last": True},
-            "everywhere": {"exempt_last": False},
-        },
-    )
+def _recoveries(plan: Plan) -> Iterator[tuple[Recovery, ...]]:
+    """What stages do: all the same, but perhaps the last."""
+    chosen, stages, asked = plan.strategy, plan.layout.stages, plan.job.schedule.recovery
+    everywhere = (chosen.recovery,) * stages
+    ahead = chosen.recovery is Recovery.FORWARD
+    named = {
+        "keep-all": (Recovery.NONE,) * stages,
+        "selective": (Recovery.SELECTIVE,) * stages,
+        "exempt-last": (*everywhere[1:], Recovery.NONE) if ahead else everywhere,
+        "everywhere": everywhere,
+    }
     if asked != "auto":
         yield named[asked]
         return
-    if chosen.recovery is Recovery.NONE:
-        yield named["everywhere"]
-        return
-    if not chosen.recovers_all:
+    if chosen.recovery is not Recovery.NONE and not chosen.recovers_all:
         yield named["keep-all"]
-        if stores_scores(job):
+        if stores_scores(plan.job):
             yield named["selective"]
-        if chosen.recovery is Recovery.FORWARD:
+        if ahead:
             yield named["exempt-last"]
-    yield named["everywhere"]
-
-
-def _as_fits(
-    job: JobSpec, chosen: Strategy, placement: Placement, sharded: bool
-) -> tuple[Recovery, ...]:
-    """Each stage's mode: what it has memory for, by closed formula."""
-    group = group_of_layout(job, chosen, placement, sharded)
-    return tuple(MODES[int(code)] for code in fitted(group)[0][0])
+    yield everywhere

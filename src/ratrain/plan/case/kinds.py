@@ -8,9 +8,9 @@ from typing import Literal
 
 from ratrain.describe.device import DeviceKind
 from ratrain.errors import RatrainError
-from ratrain.plan.case.ready import Case, Subject
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.standing import Standing
-from ratrain.plan.case.subject import case_of_subject
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.trial import only_over_budget
 from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.program.bounds import PeakBound
@@ -225,11 +225,11 @@ def _what_ifs(case: Case, simulation: Simulation, ranks: Sequence[int]) -> Itera
             yield kept
 
 
-def _kept(subject: Subject, ranks: Sequence[int]) -> WhatIf | None:
+def _kept(subject: Plan, ranks: Sequence[int]) -> WhatIf | None:
     """The plan whose ranks keep every activation; None where it is no plan any more: at sharding 3
     replicas must recover alike."""
     try:
-        case = case_of_subject(subject.keeping(ranks))
+        case = Case(subject.keeping(ranks))
         if not only_over_budget(case.proved.verdict):
             return None
         step_s = simulate_proved(case.proved, case.costs).step_time_s

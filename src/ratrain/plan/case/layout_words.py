@@ -1,18 +1,19 @@
-"""A configuration of a layout in words and as JSON."""
+"""The plan of a layout in words and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ratrain.cost.algorithms import Hosts
 from ratrain.describe.cluster import Device
 from ratrain.describe.lines import wrapped
 from ratrain.describe.ranges import STAGES, Nouns, write_kinds, write_list, write_ranges
 from ratrain.describe.units import counted
-from ratrain.plan.case.measured_blocks import measured_words
-from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.case.measured_blocks import plan_measured
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.further_orders import order_name, order_words
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import gradients_in, optimizer_words, travels
 from ratrain.program.replicas import Recovery
 
@@ -25,46 +26,100 @@ ACTIVATIONS = {
 """What becomes of a stage's activations, for a table; the headline says when."""
 
 
-def degrees(candidate: Candidate) -> str:
+def facts(plan: Plan) -> dict[str, Any]:
+    """What a layout says, for JSON."""
+    layout = plan.layout
+    return {
+        "pipeline": layout.pipeline,
+        "tensor": layout.tensor,
+        "virtual": layout.virtual,
+        "layers_per_stage": list(plan.alike.layers),
+        "activations": recovery_words(plan.alike.recovery),
+    }
+
+
+def of_whole_run(_: Plan) -> dict[str, Any]:
+    """Figures of the whole run beside these."""
+    return {}
+
+
+def shapes(plan: Plan) -> str:
+    """ "pipeline 4 x data 2 x tensor 2"."""
+    layout = plan.layout
+    tensor = f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
+    return f"pipeline {layout.pipeline} x data {layout.data}{tensor}"
+
+
+def rounds(plan: Plan) -> str:
+    """How many stages a rank holds, where these are several."""
+    virtual = plan.layout.virtual
+    return f", {virtual} stages per rank" if virtual > 1 else ""
+
+
+def activations(plan: Plan) -> list[str]:
+    """What becomes of them, as a line of a headline."""
+    return [f"activations {recovery_words(plan.alike.recovery)}"]
+
+
+def reducing_hosts(plan: Plan) -> Iterator[Hosts]:
+    """Of each rank, the hosts of those that reduce its gradients."""
+    if plan.layout.data > 1:
+        for rank in range(plan.layout.pipeline):
+            yield plan.placement.data_group(rank).hosts
+
+
+def replicas(_: Plan) -> list[str]:
+    """Lines of each sort of replicas: there is one."""
+    return []
+
+
+def shares(_: Plan) -> list[str]:
+    """What part of a step each replica takes, where they differ."""
+    return []
+
+
+def short_name(plan: Plan) -> str:
     """ "p 16 x d 16 x t 1": pipeline, data, tensor; "t 4+s" with sequence parallelism; virtual
     stages where there are any."""
-    layout = candidate.layout
+    layout = plan.layout
     divided = "+s" if layout.sequence_parallel else ""
     virtual = f" x v {layout.virtual}" if layout.virtual > 1 else ""
     return f"p {layout.pipeline} x d {layout.data} x t {layout.tensor}{divided}{virtual}"
 
 
-def plan_name(candidate: Candidate) -> str:
+def plan_name(plan: Plan) -> str:
     """ "p 1 x d 4 x t 1, micro-batch 2", and the compute order where another one was chosen."""
-    order = order_name(candidate.job.schedule)
-    name = f"{degrees(candidate)}, micro-batch {candidate.job.batch.micro_batch}"
+    order = order_name(plan.job.schedule)
+    name = f"{short_name(plan)}, micro-batch {plan.job.batch.micro_batch}"
     return f"{name}, order {order}" if order else name
 
 
-def headline(candidate: Candidate) -> list[str]:
-    """A configuration in lines of at most 80 columns."""
-    where = "sharded" if candidate.mode.sharded_gradients else "local"
+def in_brief(plan: Plan) -> str:
+    """The same, and what becomes of activations."""
+    kept = ", ".join(dict.fromkeys(ACTIVATIONS[mode] for mode in plan.alike.recovery))
+    return f"{plan_name(plan)}; {kept}"
+
+
+def headline(plan: Plan) -> list[str]:
+    """The plan alone in lines of at most 80 columns."""
+    layout = plan.layout
+    where = "sharded" if plan.mode.sharded_gradients else "local"
     lines = [
-        f"pipeline {candidate.layout.pipeline} x data {candidate.layout.data} x tensor "
-        f"{candidate.layout.tensor}"
-        + (f", {candidate.layout.virtual} stages per rank" if candidate.layout.virtual > 1 else ""),
-        f"micro-batches of {candidate.job.batch.micro_batch}, {candidate.micro_batches} per "
-        f"replica",
-        f"layers per stage: {write_list(candidate.layers, STAGES)}",
-        *order_words(candidate.job.schedule, candidate.strategy),
-        f"activations: {recovery_words(candidate.recovery)}",
-        f"sharding level {candidate.mode.sharding}, gradients "
-        f"{where}{gradients_in(candidate.job.schedule)}",
+        f"pipeline {layout.pipeline} x data {layout.data} x tensor {layout.tensor}{rounds(plan)}",
+        f"micro-batches of {plan.alike.micro_batch}, {plan.alike.micro_batches} per replica",
+        f"layers per stage: {write_list(plan.alike.layers, STAGES)}",
+        *order_words(plan.job.schedule, plan.strategy),
+        f"activations: {recovery_words(plan.alike.recovery)}",
+        f"sharding level {plan.mode.sharding}, gradients {where}{gradients_in(plan.job.schedule)}",
     ]
-    if candidate.layout.sequence_parallel:
+    if layout.sequence_parallel:
         lines.insert(1, "sequence parallelism: each tensor group splits its sequences")
-    if any(mode.value == "forward" for mode in candidate.recovery):
-        lines[-1] += f", recovery buffer {candidate.buffer}"
-    if candidate.reversed_kinds:
+    if any(mode.value == "forward" for mode in plan.alike.recovery):
+        lines[-1] += f", recovery buffer {plan.buffer}"
+    if plan.reversed_kinds:
         lines.append("device kinds in reversed order: the last hosts hold the first stages")
-    lines += idle_words(candidate.idle)
-    lines += [*travels(candidate.job), *optimizer_words(candidate.job)]
-    lines += measured_words(candidate.job, candidate.layout)
+    lines += idle_words(plan.idle)
+    lines += [*travels(plan.job), *optimizer_words(plan.job), *plan_measured(plan)]
     return [part for line in lines for part in wrapped(line)]
 
 
@@ -76,31 +131,32 @@ def idle_words(idle: Sequence[Device]) -> list[str]:
     return [f"idle: {counted(len(idle), 'device')}, {numbers} ({kinds})"]
 
 
-def candidate_json(candidate: Candidate) -> dict[str, Any]:
-    layout = candidate.layout
+def layout_json(plan: Plan) -> dict[str, Any]:
+    """The plan alone, for JSON."""
+    layout, schedule = plan.layout, plan.job.schedule
     return {
         "pipeline": layout.pipeline,
         "data": layout.data,
         "tensor": layout.tensor,
         "virtual": layout.virtual,
         "sequence_parallel": layout.sequence_parallel,
-        "layers_per_stage": list(candidate.layers),
-        "micro_batch": candidate.job.batch.micro_batch,
-        "micro_batches": candidate.micro_batches,
-        "order": candidate.strategy.skeleton,
-        "recovery": [mode.value for mode in candidate.recovery],
-        "recovery_buffer": candidate.buffer,
-        "sharding": candidate.mode.sharding,
-        "gradients": "sharded" if candidate.mode.sharded_gradients else "local",
-        "dtype": candidate.job.schedule.dtype,
-        "dtypes": dict(candidate.job.dtypes),
-        "gradient_dtype": candidate.job.schedule.gradient_dtype,
-        "gradient_wire": candidate.job.schedule.gradients_travel_in,
-        "boundary_wire": candidate.job.schedule.boundaries_travel_in,
-        "error_feedback": candidate.job.schedule.error_feedback,
-        "reversed_kinds": candidate.reversed_kinds,
-        "idle_devices": [device.index for device in candidate.idle],
-        "measured_times": measured_words(candidate.job, layout),
+        "layers_per_stage": list(plan.alike.layers),
+        "micro_batch": plan.alike.micro_batch,
+        "micro_batches": plan.alike.micro_batches,
+        "order": plan.strategy.skeleton,
+        "recovery": [mode.value for mode in plan.alike.recovery],
+        "recovery_buffer": plan.buffer,
+        "sharding": plan.mode.sharding,
+        "gradients": "sharded" if plan.mode.sharded_gradients else "local",
+        "dtype": schedule.dtype,
+        "dtypes": dict(plan.job.dtypes),
+        "gradient_dtype": schedule.gradient_dtype,
+        "gradient_wire": schedule.gradients_travel_in,
+        "boundary_wire": schedule.boundaries_travel_in,
+        "error_feedback": schedule.error_feedback,
+        "reversed_kinds": plan.reversed_kinds,
+        "idle_devices": [device.index for device in plan.idle],
+        "measured_times": plan_measured(plan),
     }
 
 
@@ -123,23 +179,21 @@ def recovery_words(modes: tuple[Recovery, ...], of: Nouns = STAGES, first: int =
     return "; ".join(parts)
 
 
-def layout_name(candidate: Candidate) -> str:
+def name(plan: Plan) -> str:
     """ "pipeline 4 x data 2, micro-batch 1"."""
-    layout = candidate.layout
-    name = f"pipeline {layout.pipeline} x data {layout.data}"
-    name += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
-    name += f" x virtual {layout.virtual}" if layout.virtual > 1 else ""
-    name += ", sequence parallel" if layout.sequence_parallel else ""
-    return f"{name}, micro-batch {candidate.job.batch.micro_batch}"
+    layout = plan.layout
+    virtual = f" x virtual {layout.virtual}" if layout.virtual > 1 else ""
+    divided = ", sequence parallel" if layout.sequence_parallel else ""
+    return f"{shapes(plan)}{virtual}{divided}, micro-batch {plan.job.batch.micro_batch}"
 
 
-def layout_details(candidate: Candidate) -> tuple[str, ...]:
+def details(plan: Plan) -> tuple[str, ...]:
     """What the name leaves out: layers, order and activations."""
-    order = order_name(candidate.job.schedule)
+    order = order_name(plan.job.schedule)
     return (
-        f"layers per stage: {write_list(candidate.layers, STAGES)}",
+        f"layers per stage: {write_list(plan.alike.layers, STAGES)}",
         *((f"order: {order}",) if order else ()),
-        f"activations: {recovery_words(candidate.recovery)}",
+        f"activations: {recovery_words(plan.alike.recovery)}",
     )
 
 

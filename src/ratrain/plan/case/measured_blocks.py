@@ -10,15 +10,23 @@ from ratrain.cost.measured import Unmeasured, conditions, measured
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.layout.enumerate import kinds_of_block
+from ratrain.plan.layout.plan import Plan
 
 
-def measured_words(job: JobSpec, layout: LayoutSpec) -> list[str]:
-    """One sentence for each device kind of the job that has a layer profile."""
-    kinds = {device.kind.name: device.kind for device in job.cluster.members()}
-    return [sentence for kind in kinds.values() for sentence in words_of(job, layout, kind)]
+def plan_measured(plan: Plan) -> list[str]:
+    """One sentence for each device kind of a plan that has a layer profile, and degree."""
+    sentences = [
+        sentence
+        for replica in plan.replicas
+        for rank, group in enumerate(replica.groups[0])
+        for sentence in _words_of(
+            plan.job_of(replica, rank), replica.layout_of(rank), group[0].kind
+        )
+    ]
+    return list(dict.fromkeys(sentences))
 
 
-def words_of(job: JobSpec, layout: LayoutSpec, kind: DeviceKind) -> list[str]:
+def _words_of(job: JobSpec, layout: LayoutSpec, kind: DeviceKind) -> list[str]:
     """The sentence of one device kind; none where it has no layer profile."""
     if not kind.layer_profile:
         return []

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ratrain.describe.cluster import Device, Link
 from ratrain.describe.device import DeviceKind
-from ratrain.plan.file.uneven import UnevenPlan
-from ratrain.plan.layout.placement import Placement
-from ratrain.plan.price.uneven_places import links_of_plan
-from ratrain.program.setup import Setup
+from ratrain.plan.layout.geometry import speed
+from ratrain.plan.layout.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -38,48 +35,33 @@ class Standing:
     idle: tuple[Device, ...] = ()
 
 
-def standing_of_placement(placement: Placement, members: Sequence[Device]) -> Standing:
-    """The `Standing` of a layout; `members` are all devices of its job."""
-    layout = placement.layout
-    used = {device.index for device in placement.devices}
-    reduces = [placement.data_link(r) if layout.data > 1 else None for r in range(layout.pipeline)]
-    sums = [placement.tensor_link(r) if layout.tensor > 1 else None for r in range(layout.pipeline)]
-
-    def devices(rank: int, replicas: Sequence[int]) -> tuple[Device, ...]:
-        return tuple(
-            placement.device(rank, data, tensor)
-            for data in replicas
-            for tensor in range(layout.tensor)
-        )
-
+def standing_of(plan: Plan) -> Standing:
+    """The `Standing` of a plan."""
+    links = plan.links
+    ranks = [(number, rank) for number, r in enumerate(plan.replicas) for rank in range(r.ranks)]
     return Standing(
         tuple(
-            RankPlace(devices(rank, alike.members), reduces[rank], sums[rank])
-            for alike in placement.classes
-            for rank in range(layout.pipeline)
+            RankPlace(
+                tuple(d for groups in plan.replicas[number].groups for d in groups[rank]),
+                _slowest_reduction(plan, number, rank),
+                links.sums(number, rank),
+            )
+            for number, rank in ranks
         ),
         tuple(
             tuple(
-                placement.stage_link(rank, rank + 1, alike.members)
-                for rank in range(layout.pipeline - 1)
+                links.between(number, rank, rank + 1)
+                for rank in range(0 if replica.has_members else replica.ranks - 1)
             )
-            for alike in placement.classes
+            for number, replica in enumerate(plan.replicas)
         ),
-        tuple(device for device in members if device.index not in used),
+        plan.idle,
     )
 
 
-def standing_of_plan(plan: UnevenPlan, setup: Setup) -> Standing:
-    """The `Standing` of a plan whose stages and replicas may differ; `setup` is its program's."""
-    links = links_of_plan(plan, setup)
-    devices = [
-        tuple(device for groups in replica.groups for device in groups[rank])
-        for replica in plan.replicas
-        for rank in range(replica.ranks)
-    ]
-    used = {device.index for device in plan.devices}
-    return Standing(
-        tuple(map(RankPlace, devices, links.reductions, links.sums)),
-        links.between,
-        tuple(d for d in plan.job.cluster.members() if d.index not in used),
-    )
+def _slowest_reduction(plan: Plan, number: int, rank: int) -> Link | None:
+    """The slowest link over which a rank of a replica reduces any of its gradients."""
+    groups = {held for held in plan.holders.values() if rank in held[number]}
+    shared = (held for held in groups if len(plan.links.groups_that_hold(held)) > 1)
+    links = (link for held in shared for _, link in plan.links.reducing(held))
+    return min(links, key=speed, default=None)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from ratrain.cost.algorithms import DIRECT
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.file.job import require_chunks, require_order
-from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica, has_members
 from ratrain.plan.layout.jobs import require_whole
+from ratrain.plan.layout.plan import Plan, has_members
+from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation
 from ratrain.program.skeletons import SKELETONS, joining_skeletons
@@ -17,7 +18,7 @@ from ratrain.program.skeletons import Place as Position
 from ratrain.readers.place import Place
 
 
-def require_runnable(made: UnevenPlan, place: Place) -> None:
+def require_runnable(made: Plan, place: Place) -> None:
     """Refuses what no program of these replicas can do."""
     _require_members(made, place)
     _require_orders(made, place.at("replicas"))
@@ -25,7 +26,7 @@ def require_runnable(made: UnevenPlan, place: Place) -> None:
     _require_one_order(made, place)
 
 
-def _require_members(made: UnevenPlan, place: Place) -> None:
+def _require_members(made: Plan, place: Place) -> None:
     """Refuses what several members of a stage, which compute other micro-batches at other times,
     cannot do together."""
     if not any(replica.has_members for replica in made.replicas):
@@ -56,7 +57,7 @@ def _require_members(made: UnevenPlan, place: Place) -> None:
             raise SpecError(what, place=str(place.at(key)), fix=fix)
 
 
-def _require_orders(made: UnevenPlan, here: Place) -> None:
+def _require_orders(made: Plan, here: Place) -> None:
     """Refuses a number of micro-batches for which the compute order does not exist."""
     for number, replica in enumerate(made.replicas):
         layout, at = replica.layout, here.at(replica.entry)
@@ -75,7 +76,7 @@ def _require_orders(made: UnevenPlan, here: Place) -> None:
         require_order(made.strategy, position, at.at("micro_batches"))
 
 
-def _require_program(made: UnevenPlan, place: Place) -> None:
+def _require_program(made: Plan, place: Place) -> None:
     """Refuses what the strategy's passes cannot do with replicas that differ."""
     sequences = {replica.sequences for replica in made.replicas}
     if made.job.schedule.average_every is not None and len(sequences) > 1:
@@ -101,14 +102,14 @@ def _require_program(made: UnevenPlan, place: Place) -> None:
     _require_whole(made, place)
 
 
-def _require_whole(made: UnevenPlan, place: Place) -> None:
+def _require_whole(made: Plan, place: Place) -> None:
     """Refuses to divide matrices that the optimizer must see whole."""
     tensor = max(degree for replica in made.replicas for degree in replica.tensor)
     shards = made.mode.sharding > 0 and max(made.setup.holders.values()) > 1
     require_whole(made.job, tensor=tensor, shards=shards, place=str(place.at("replicas")))
 
 
-def _require_one_order(made: UnevenPlan, place: Place) -> None:
+def _require_one_order(made: Plan, place: Place) -> None:
     """Refuses replicas that would meet each other in different orders, and wait for ever."""
     mode = made.mode
     cuts = {(replica.layout.pipeline, replica.layout.layers) for replica in made.replicas}
@@ -135,7 +136,7 @@ def _require_one_order(made: UnevenPlan, place: Place) -> None:
         )
 
 
-def _recovered_ahead(replica: UnevenReplica) -> tuple[frozenset[bool], ...]:
+def _recovered_ahead(replica: PlacedReplica) -> tuple[frozenset[bool], ...]:
     """For each layer whether its holders in a replica recover it ahead of its backward."""
     modes: dict[int, set[bool]] = defaultdict(set)
     for (stage, _), mode in zip(replica.held, replica.recovery, strict=True):
@@ -147,7 +148,7 @@ def _recovered_ahead(replica: UnevenReplica) -> tuple[frozenset[bool], ...]:
     )
 
 
-def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
+def untrainable(plan: Plan) -> list[tuple[str, str]]:
     """Why `ratrain train` cannot run a plan, each reason with what to write instead."""
     setup = replace(plan.setup, tied=plan.choices.tie)
     held = [sorted({*degrees}) for degrees in setup.sharing_degrees.values()]
@@ -178,7 +179,7 @@ def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
             'let it serve one, or write overflow "step"',
         ),
         (
-            any(replica.layout.virtual > 1 for replica in plan.replicas),
+            not plan.is_layout and any(r.layout.virtual > 1 for r in plan.replicas),
             "replicas that differ cannot run with several stages on a device yet",
             "give each stage its own devices",
         ),

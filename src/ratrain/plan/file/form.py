@@ -7,8 +7,7 @@ Replicas that behave alike share an entry with a `count`. `devices` counts a clu
 in its own order: "0-15, 32" are sixteen and one more; member i of a stage's tensor groups holds
 the i-th run of `tensor` devices. A stage that several members hold, each a device or a tensor group
 of its own kind, lists them in place of its devices. Loaded strictly: a wrong key, or two numbers
-that contradict each other, is one error with its place. Where all replicas are divided alike a plan
-is a `Candidate` (`file.layout`); where they are not (`is_uneven`), it is read by `file.reading`.
+that contradict each other, is one error with its place. `file.reading` makes a plan of it.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Seq
 from ratrain.describe.job import WireType
 from ratrain.describe.optimizers import USUAL_OPTIMIZER
 from ratrain.describe.strict import FrozenMap, Rule, load
+from ratrain.describe.tuning import LoraSpec
 from ratrain.errors import SpecError
 from ratrain.readers.json import as_table, parse_json, read_json_table
 
@@ -136,7 +136,7 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlanFile:
     """A plan file. `schedule` and `skeleton` name the strategy; the rest is what it left open."""
 
     format: Literal["ratrain plan 1"]
@@ -162,6 +162,9 @@ class Plan:
     clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
     overflow: Literal["step", "unit"] = "step"
     optimizer: Name = USUAL_OPTIMIZER
+    freeze: tuple[Name, ...] = ()
+    train_only: tuple[Name, ...] = ()
+    lora: LoraSpec | None = None
     recover_heads: bool | None = None
     sequence_parallel: bool = False
     attention: Literal["flash", "stored"] = "flash"
@@ -177,7 +180,7 @@ class Plan:
     predicted: Predicted | None = None  # for people; nothing reads it
 
 
-def load_plan(path: Path | str) -> Plan:
+def load_plan(path: Path | str) -> PlanFile:
     """The plan of a file; whatever is wrong with it is one SpecError."""
     path = Path(path)
     if path.suffix == ".toml":
@@ -186,15 +189,15 @@ def load_plan(path: Path | str) -> Plan:
             place=str(path),
             fix=f"write a plan with `ratrain plan {path} -o plan.json`",
         )
-    return load(Plan, *read_json_table(path))
+    return load(PlanFile, *read_json_table(path))
 
 
-def parse_plan(text: str, file: str) -> Plan:
+def parse_plan(text: str, file: str) -> PlanFile:
     """The plan of a text."""
-    return load(Plan, *as_table(*parse_json(text, file)))
+    return load(PlanFile, *as_table(*parse_json(text, file)))
 
 
-def is_uneven(plan: Plan) -> bool:
+def is_uneven(plan: PlanFile) -> bool:
     """Whether stages list members, or differ in tensor degree or micro-batch, or replicas in
     anything: what no layout can say, of whichever devices."""
     stages = [stage for replica in plan.replicas for stage in replica.stages]

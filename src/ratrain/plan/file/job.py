@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.describe.job import Batch, JobSpec
 from ratrain.describe.job_file import job_from_table
 from ratrain.describe.program_keys import said_by
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.file.form import Plan
+from ratrain.plan.file.form import PlanFile
 from ratrain.plan.layout.buckets import require_bucketable
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.tiers import require_tier
@@ -22,33 +22,24 @@ from ratrain.program.strategies import PREFETCH, Strategy, strategy
 from ratrain.readers.place import Place
 
 
-def job_of_plan(
-    plan: Plan,
-    layout: LayoutSpec | None,
-    size: int,
-    place: Place,
-    planned_for: JobSpec | None = None,
-) -> JobSpec:
-    """The job that a plan is about, with micro-batches of that size: the one that it was planned
-    for, where that is known, else what the file says of it."""
+def job_of_plan(plan: PlanFile, place: Place, planned_for: JobSpec | None = None) -> JobSpec:
+    """The job that a plan is about, without a layout, and with a micro-batch that says nothing: the
+    one that it was planned for, where that is known, else what the file says of it."""
     if planned_for is not None:
-        return replace(planned_for, layout=layout, batch=Batch(plan.sequences, size))
+        return replace(planned_for, layout=None, batch=Batch(plan.sequences, 1))
     table: dict[str, Any] = {
         "model": vars(plan.model),
         "cluster": vars(plan.cluster),
-        "batch": {"sequences": plan.sequences, "micro_batch": size},
+        "batch": {"sequences": plan.sequences, "micro_batch": 1},
         "schedule": {"skeleton": plan.skeleton, "recovery_buffer": plan.recovery_buffer},
         "train": {},
     }
-    if layout is not None:
-        numbers = {"layers": list(layout.layers), "joined": list(layout.joined)}
-        table["layout"] = vars(layout) | numbers
     for key, value in said_by(plan):
         table[key.table][key.file_key] = value
     return job_from_table(table, place, Path(place.file))
 
 
-def require_strategy(plan: Plan, place: Place) -> None:
+def require_strategy(plan: PlanFile, place: Place) -> None:
     """Refuses a schedule that no strategy has."""
     try:
         strategy(plan.schedule, plan.without)
@@ -56,7 +47,7 @@ def require_strategy(plan: Plan, place: Place) -> None:
         raise SpecError(error.what, place=str(place.at("schedule")), fix=error.fix) from None
 
 
-def require_prefetch(plan: Plan, chosen: Strategy, place: Place) -> None:
+def require_prefetch(plan: PlanFile, chosen: Strategy, place: Place) -> None:
     """Refuses a plan that contradicts its schedule."""
     if chosen.prefetch != plan.prefetch:
         value = chosen.prefetch
@@ -87,7 +78,7 @@ def require_order(chosen: Strategy, position: Position, here: Place) -> None:
         raise SpecError(error.what, place=str(here), fix=error.fix) from None
 
 
-def state_mode(plan: Plan, place: Place) -> StateMode:
+def state_mode(plan: PlanFile, place: Place) -> StateMode:
     """Who owns what, as the first stage has it."""
     mode = StateMode(plan.replicas[0].stages[0].sharding, plan.accumulation == "sharded")
     if mode.sharded_gradients and mode.sharding < 2:
@@ -99,7 +90,7 @@ def state_mode(plan: Plan, place: Place) -> StateMode:
     return mode
 
 
-def require_buckets(plan: Plan, job: JobSpec, chosen: Strategy, place: Place) -> None:
+def require_buckets(plan: PlanFile, job: JobSpec, chosen: Strategy, place: Place) -> None:
     """Refuses buckets where gradients cannot leave in them."""
     require_bucketable(job, chosen)
     require_tier(job)

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from ratrain.describe.ranges import read_ranges, write_ranges
 from ratrain.describe.units import counted
 from ratrain.errors import SpecError
-from ratrain.plan.file.form import ALL, NONE, Plan, PlanMember, PlanReplica, PlanStage
+from ratrain.plan.file.form import ALL, NONE, PlanFile, PlanMember, PlanReplica, PlanStage
+from ratrain.plan.layout.replica import Served
 from ratrain.readers.place import Place
-
-Served = tuple[int, ...] | None
-"""The micro-batches of a member; None: it serves all, as the only one of its stage."""
 
 MICRO_BATCHES = "micro-batch", "micro-batches"
 
@@ -22,7 +20,7 @@ def placed_members(stage: PlanStage, here: Place) -> Iterator[tuple[PlanMember, 
         yield member, here if stage.members is None else here.at("members").at(number)
 
 
-def devices_of_members(plan: Plan, number: int, stage: int, place: Place) -> list[list[int]]:
+def devices_of_members(plan: PlanFile, number: int, stage: int, place: Place) -> list[list[int]]:
     """For each member of a stage its devices, over all replicas of an entry."""
     replica = plan.replicas[number]
     here = place.at("replicas").at(number).at("stages").at(stage)
@@ -39,12 +37,6 @@ def devices_of_members(plan: Plan, number: int, stage: int, place: Place) -> lis
             )
         lists.append(devices)
     return lists
-
-
-def devices_of_stage(plan: Plan, number: int, stage: int, place: Place) -> list[int]:
-    """The devices of a stage over all replicas of an entry."""
-    lists = devices_of_members(plan, number, stage, place)
-    return [device for devices in lists for device in devices]
 
 
 def served_by_members(replica: PlanReplica, stage: PlanStage, here: Place) -> tuple[Served, ...]:

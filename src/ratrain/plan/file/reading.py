@@ -1,69 +1,84 @@
-"""Plan files whose stages and replicas differ, read as an `UnevenPlan`."""
+"""Plan files read as plans."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_heads, check_layers, check_sequence
 from ratrain.errors import SpecError
 from ratrain.plan.file.checks import require_runnable
-from ratrain.plan.file.form import Plan, PlanReplica
+from ratrain.plan.file.form import PlanFile, PlanReplica, is_uneven
 from ratrain.plan.file.job import (
     job_of_plan,
+    require_buckets,
     require_prefetch,
     require_round,
     require_strategy,
     state_mode,
 )
-from ratrain.plan.file.members import Served, devices_of_members, placed_members, served_by_members
-from ratrain.plan.file.uneven import Groups, UnevenPlan, UnevenReplica
+from ratrain.plan.file.members import devices_of_members, placed_members, served_by_members
 from ratrain.plan.layout.jobs import require_tieable, strategy_of
+from ratrain.plan.layout.links import NO_SEATS, Groups, Seats
+from ratrain.plan.layout.placement import Placement
+from ratrain.plan.layout.plan import Plan, plan_of_layout
+from ratrain.plan.layout.replica import PlacedReplica, Served, folded
 from ratrain.program.replicas import Recovery
 from ratrain.readers.faults import Faults
 from ratrain.readers.place import Place
 
 
-def uneven_plan(plan: Plan, file: str, planned_for: JobSpec | None = None) -> UnevenPlan:
-    """The `UnevenPlan` of a plan, alike replicas or not. Raises a SpecError for what contradicts
-    itself, and for what no program can say. `planned_for`: the job that it was planned for, where
-    that is known."""
+def plan_of_file(plan: PlanFile, file: str, planned_for: JobSpec | None = None) -> Plan:
+    """The plan that a plan file describes. Raises a SpecError for what contradicts itself, and for
+    what no program can say. `planned_for`: the job that it was planned for, where that is known;
+    else the file says what it is about."""
     place = Place(file, form="json")
     require_strategy(plan, place)
     _require_stages(plan, place.at("replicas"))
     mode = state_mode(plan, place)
-    job = job_of_plan(plan, None, 1, place, planned_for)
+    job = job_of_plan(plan, place, planned_for)
     _require_devices_once(plan, place)
-    replicas = _folded(plan, job, place)
+    replicas = folded(_each(plan, job, place))
     _require_sequences(plan, place)
     widest = max((r.layout_of(rank) for r in replicas for rank in range(r.ranks)), key=_tensor)
     chosen = strategy_of(replace(job, layout=widest))  # which asks for the tensor degree
     require_prefetch(plan, chosen, place)
     require_tieable(job, max(replica.layout.pipeline for replica in replicas))
-    if plan.gradient_bucket_bytes is not None:
+    chosen = replace(chosen, sharding=mode.sharding)
+    uneven, buffer = is_uneven(plan), plan.recovery_buffer
+    if uneven and plan.gradient_bucket_bytes is not None:
         raise SpecError(
             "replicas or stages that differ cannot send gradients in buckets yet",
             place=str(place.at("gradient_bucket")),
             fix="leave it out",
         )
-    made = UnevenPlan(
-        job,
-        replicas,
-        replace(chosen, sharding=mode.sharding),
-        mode,
-        plan.recovery_buffer,
-        plan.sequence_parallel,
-    )
+    made = Plan(job, replicas, chosen, mode, buffer, plan.sequence_parallel)
     require_runnable(made, place)
-    return made
+    if uneven:
+        return made
+    job = replace(
+        job, layout=made.alike.layout, batch=replace(job.batch, micro_batch=made.alike.micro_batch)
+    )
+    require_buckets(plan, job, chosen, place)
+    placement = Placement(job.cluster.spec, made.alike.layout, _rank_by_rank(made))
+    recovery = made.alike.recovery
+    return plan_of_layout(job, placement, chosen, mode, recovery=recovery, buffer=buffer)
+
+
+def _rank_by_rank(plan: Plan) -> tuple[Device, ...]:
+    """The devices of replicas that are divided alike as a layout counts them: those of a stage
+    together, replica by replica."""
+    of_ranks = zip(*plan.by_number, strict=True)
+    return tuple(device for groups in of_ranks for group in groups for device in group)
 
 
 def _tensor(layout: LayoutSpec) -> int:
     return layout.tensor
 
 
-def _require_stages(plan: Plan, here: Place) -> None:
+def _require_stages(plan: PlanFile, here: Place) -> None:
     """Refuses what the stages of one program, or of one replica, must have in common."""
     if not plan.replicas:
         raise SpecError("no stages", place=str(here), fix="give one replica with one stage")
@@ -74,7 +89,7 @@ def _require_stages(plan: Plan, here: Place) -> None:
     faults.raise_all()
 
 
-def _require_stages_of(plan: Plan, replica: PlanReplica, here: Place) -> None:
+def _require_stages_of(plan: PlanFile, replica: PlanReplica, here: Place) -> None:
     if not replica.stages:
         raise SpecError("no stages", place=str(here), fix="give the replica one stage")
     first = replica.stages[0]
@@ -118,7 +133,7 @@ def _require_size(replica: PlanReplica, size: int, at: Place) -> None:
         )
 
 
-def _require_devices_once(plan: Plan, place: Place) -> None:
+def _require_devices_once(plan: PlanFile, place: Place) -> None:
     """Refuses a device that is named twice, but by a later round of one replica's stages."""
     known: dict[int, tuple[int, int]] = {}
     for number, replica in enumerate(plan.replicas):
@@ -142,7 +157,7 @@ def _require_devices_once(plan: Plan, place: Place) -> None:
                     known[device] = number, index
 
 
-def _require_sequences(plan: Plan, place: Place) -> None:
+def _require_sequences(plan: PlanFile, place: Place) -> None:
     """Refuses replicas whose micro-batches are not the whole batch."""
     parts = [
         (replica.count, replica.micro_batches, replica.micro_batch) for replica in plan.replicas
@@ -158,32 +173,8 @@ def _require_sequences(plan: Plan, place: Place) -> None:
         )
 
 
-def _folded(plan: Plan, job: JobSpec, place: Place) -> tuple[UnevenReplica, ...]:
-    """The plan's replicas, those that behave alike as one, in the order of the first of each."""
-    alike: dict[object, UnevenReplica] = {}
-    for number, entry, replica in _each(plan, job, place):
-        key = (
-            replica.layout,
-            replica.tensor,
-            replica.recovery,
-            replica.micro_batch,
-            replica.micro_batches,
-            replica.serving,
-            replica.joined,
-            replica.kinds,
-        )
-        first = alike.get(key)
-        if first is None:
-            alike[key] = replace(replica, members=(number,), entry=entry)
-        else:
-            alike[key] = replace(
-                first, groups=first.groups + replica.groups, members=(*first.members, number)
-            )
-    return tuple(alike.values())
-
-
-def _each(plan: Plan, job: JobSpec, place: Place) -> Iterator[tuple[int, int, UnevenReplica]]:
-    """Every single replica, with its number and its entry's."""
+def _each(plan: PlanFile, job: JobSpec, place: Place) -> Iterator[PlacedReplica]:
+    """Every single replica."""
     devices = job.cluster.members()
     number = 0
     for entry, replica in enumerate(plan.replicas):
@@ -193,14 +184,14 @@ def _each(plan: Plan, job: JobSpec, place: Place) -> Iterator[tuple[int, int, Un
                 tuple(devices[i] for i in of_rank[copy * degree : (copy + 1) * degree])
                 for of_rank, degree in zip(lists, described.tensor, strict=True)
             )
-            _require_kinds(groups, at)
-            yield number, entry, replace(described, groups=(groups,))
+            _require_kinds(job, groups, at)
+            yield replace(described, seats=Seats((groups,), (number,)))
             number += 1
 
 
 def _described(
-    plan: Plan, job: JobSpec, entry: int, place: Place
-) -> tuple[UnevenReplica, list[list[int]], list[Place]]:
+    plan: PlanFile, job: JobSpec, entry: int, place: Place
+) -> tuple[PlacedReplica, list[list[int]], list[Place]]:
     """A replica of an entry, without its devices; and for each of its ranks the devices of all
     replicas of the entry, and the place of who says so."""
     replica, here = plan.replicas[entry], place.at("replicas").at(entry)
@@ -225,14 +216,13 @@ def _described(
     _require_dividable(job, replace(layout, sequence_parallel=False), tensor, here, at)
     _require_division(plan, job, layout, place)
     recovery = tuple(Recovery(member.recovery) for of_stage in placed for member, _ in of_stage)
-    described = UnevenReplica(
+    described = PlacedReplica(
         layout,
         tensor,
         recovery,
         replica.micro_batch,
         replica.micro_batches,
-        (),
-        (),
+        NO_SEATS,
         entry,
         _serving(replica, pipeline, here),
         _joined(replica, pipeline, here),
@@ -291,7 +281,7 @@ def _require_dividable(
         check_heads(replace(layout, tensor=degree), job.model.spec, where)
 
 
-def _require_division(plan: Plan, job: JobSpec, layout: LayoutSpec, place: Place) -> None:
+def _require_division(plan: PlanFile, job: JobSpec, layout: LayoutSpec, place: Place) -> None:
     """Refuses a sequence that some group cannot divide, where groups divide it."""
     degrees = {
         member.tensor
@@ -305,13 +295,15 @@ def _require_division(plan: Plan, job: JobSpec, layout: LayoutSpec, place: Place
         check_sequence(asked, length, replace(layout, tensor=tensor), here)
 
 
-def _require_kinds(groups: Groups, at: Sequence[Place]) -> None:
+def _require_kinds(job: JobSpec, groups: Groups, at: Sequence[Place]) -> None:
+    """Refuses tensor groups whose devices compute in different dtypes."""
     for group, where in zip(groups, at, strict=True):
-        other = next((device for device in group if device.kind != group[0].kind), None)
+        dtype = job.dtype_of(group[0].kind)
+        other = next((device for device in group if job.dtype_of(device.kind) != dtype), None)
         if other is not None:
             raise SpecError(
                 f"devices {group[0].index} and {other.index} of one tensor group are of two kinds, "
-                f"{group[0].kind.name} and {other.kind.name}",
+                f"{group[0].kind.name} and {other.kind.name}, which compute in different dtypes",
                 place=str(where.at("devices")),
                 fix="let a tensor group stand on devices of one kind",
             )

@@ -1,95 +1,83 @@
-"""Plan files written: of candidates of a layout, and of any replicas."""
+"""Plan files written."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ratrain.describe.job import JobSpec
 from ratrain.describe.program_keys import PROGRAM_KEYS, in_plan, said_by
 from ratrain.describe.ranges import write_ranges
 from ratrain.plan.file.form import (
     FORMAT,
-    Plan,
     PlanCluster,
+    PlanFile,
     PlanMember,
     PlanModel,
     PlanReplica,
     PlanStage,
     Predicted,
 )
-from ratrain.plan.layout.candidate import Candidate
-from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.file.members import share_text
 from ratrain.plan.layout.fixed_orders import file_of
-from ratrain.program.strategies import Strategy
+from ratrain.plan.layout.plan import Plan
+from ratrain.plan.layout.replica import PlacedReplica
 
 
-def plan_of(candidate: Candidate, predicted: Predicted | None = None) -> Plan:
-    """The plan that says what a candidate is."""
-    job, layout = candidate.job, candidate.layout
-    replicas: list[PlanReplica] = []
-    for alike in candidate.placement.classes:
-        stages: list[PlanStage] = []
-        for number, (layers, recovery) in enumerate(
-            zip(candidate.layers, candidate.recovery, strict=True)
-        ):
-            members = [
-                candidate.placement.device(number % layout.pipeline, data, tensor).index
-                for data in alike.members
-                for tensor in range(layout.tensor)
-            ]
-            stages.append(
-                PlanStage(
-                    devices=write_ranges(members),
-                    tensor=layout.tensor,
-                    layers=layers,
-                    micro_batch=job.batch.micro_batch,
-                    recovery=recovery.value,
-                    sharding=candidate.mode.sharding,
-                )
-            )
-        replicas.append(PlanReplica(len(alike.members), candidate.micro_batches, tuple(stages)))
-    return plan_of_replicas(
-        job,
-        candidate.strategy,
-        candidate.mode,
-        candidate.buffer,
-        replicas,
-        sequence_parallel=layout.sequence_parallel,
-        predicted=predicted,
-    )
-
-
-def plan_of_replicas(
-    job: JobSpec,
-    chosen: Strategy,
-    mode: StateMode,
-    recovery_buffer: int,
-    replicas: Sequence[PlanReplica],
-    *,
-    sequence_parallel: bool,
-    predicted: Predicted | None,
-) -> Plan:
-    """The plan of a job on these replicas, with all that the job says besides."""
+def file_of_plan(plan: Plan, predicted: Predicted | None = None) -> PlanFile:
+    """The plan file of a plan, with all that its job says."""
+    job = plan.job
     carried: dict[str, Any] = {in_plan(key): key.of(job) for key in PROGRAM_KEYS}
-    return Plan(
+    return PlanFile(
         format=FORMAT,
         model=PlanModel(job.model.name, job.model.sequence_length),
         cluster=PlanCluster(job.cluster.name, job.cluster.devices),
         sequences=job.batch.sequences,
-        skeleton=file_of(chosen.skeleton),
-        accumulation="sharded" if mode.sharded_gradients else "local",
-        recovery_buffer=recovery_buffer,
-        prefetch=chosen.prefetch,
-        replicas=tuple(replicas),
-        sequence_parallel=sequence_parallel,
+        skeleton=file_of(plan.strategy.skeleton),
+        accumulation="sharded" if plan.mode.sharded_gradients else "local",
+        recovery_buffer=plan.buffer,
+        prefetch=plan.strategy.prefetch,
+        replicas=tuple(_entry(plan, replica) for replica in plan.replicas),
+        sequence_parallel=plan.sequence_parallel,
         predicted=predicted,
         **carried,
     )
 
 
-def write_plan(plan: Plan) -> str:
+def _entry(plan: Plan, replica: PlacedReplica) -> PlanReplica:
+    return PlanReplica(
+        len(replica.members),
+        replica.micro_batches,
+        tuple(_stage(plan, replica, number) for number in range(replica.layout.stages)),
+    )
+
+
+def _stage(plan: Plan, replica: PlacedReplica, number: int) -> PlanStage:
+    members = [
+        PlanMember(
+            write_ranges([d.index for groups in replica.groups for d in groups[rank]]),
+            replica.tensor[rank],
+            share_text(replica.serves[rank]),
+            mode.value,
+        )
+        for (stage, rank), mode in zip(replica.held, replica.recovery, strict=True)
+        if stage == number
+    ]
+    several = PlanStage(
+        layers=replica.layers[number],
+        micro_batch=replica.micro_batch * replica.joined_of(replica.ranks_of(number)[0]),
+        sharding=plan.mode.sharding,
+        members=tuple(members),
+    )
+    if len(members) > 1:
+        return several
+    only = several.only
+    return replace(
+        several, devices=only.devices, tensor=only.tensor, recovery=only.recovery, members=None
+    )
+
+
+def write_plan(plan: PlanFile) -> str:
     """The plan's JSON: one line for each stage or member, so that it can be read and edited."""
     head: dict[str, Any] = {
         "format": plan.format,

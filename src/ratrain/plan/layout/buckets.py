@@ -105,15 +105,17 @@ def _least_bytes(job: JobSpec) -> int:
     matrices = (
         tensor.shape
         for block in blocks(job.model.spec)
-        for tensor in block.tensors
+        for tensor in block.trained
         if len(tensor.shape) == 2
     )
     pieces = (
         min(rows, product_rows(width) if wider else BUCKET_ROWS) * width for rows, width in matrices
     )
-    return _element_bytes(job) * max(pieces)
+    return _element_bytes(job) * max(pieces, default=0)
 
 
 def _largest_bytes(job: JobSpec) -> int:
     """The largest gradient of a unit."""
-    return _element_bytes(job) * max(block.params for block in blocks(job.model.spec))
+    return _element_bytes(job) * max(
+        sum(tensor.elements for tensor in block.trained) for block in blocks(job.model.spec)
+    )

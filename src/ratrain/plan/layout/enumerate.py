@@ -277,10 +277,15 @@ def modes_of(
 def _orders(members: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], bool]]:
     """The devices in the cluster's order and, where kinds differ, with the kinds reversed."""
     yield members, False
+    if len({device.kind.name for device in members}) > 1:
+        yield with_kinds_reversed(members), True
+
+
+def with_kinds_reversed(members: Sequence[Device]) -> tuple[Device, ...]:
+    """Devices with those of the last kind first."""
     kinds = list(dict.fromkeys(device.kind.name for device in members))
-    if len(kinds) > 1:
-        place = {name: number for number, name in enumerate(reversed(kinds))}
-        yield tuple(sorted(members, key=lambda device: place[device.kind.name])), True
+    place = {name: number for number, name in enumerate(reversed(kinds))}
+    return tuple(sorted(members, key=lambda device: place[device.kind.name]))
 
 
 def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
@@ -319,14 +324,15 @@ def _splits(
 
 
 def kinds_of_block(job: JobSpec) -> tuple[Block, Block, Block]:
-    """The model's embedding, one of its layers (all are alike), and its head."""
+    """The model's embedding, one of its layers (where they are not alike: the one of which the most
+    is trained), and its head."""
     return _kinds_of_block(job.model.spec)
 
 
 @lru_cache(maxsize=16)
 def _kinds_of_block(model: ModelSpec) -> tuple[Block, Block, Block]:
-    embedding, layer, *_, head = blocks(model)
-    return embedding, layer, head
+    embedding, *layers, head = blocks(model)
+    return embedding, max(layers, key=lambda layer: layer.trained_share()), head
 
 
 def times_by_kind(job: JobSpec, placement: Placement) -> Times:

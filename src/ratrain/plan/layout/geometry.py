@@ -21,7 +21,7 @@ class Geometry:
     """The devices of a job in their order. Equal links that it answers with are one object."""
 
     def __init__(self, cluster: ClusterSpec, devices: Sequence[Device]) -> None:
-        self._cluster, self._devices = cluster, devices
+        self._cluster, self.devices = cluster, devices
         self._shares: dict[tuple[int, float], Link] = {}
         self._whole: dict[int, int] = {}  # id of a share -> id of the link
         hosts = [device.host for device in devices]
@@ -86,7 +86,7 @@ class Geometry:
     def _share(self, pairs: _Pairs, place: int) -> Link:
         """The link of one pair, divided among all groups that cross it where its host shares it."""
         a, b = int(pairs.sources.flat[place]), int(pairs.targets.flat[place])
-        link = self._cluster.link(self._devices[a], self._devices[b])
+        link = self._cluster.link(self.devices[a], self.devices[b])
         if link.shared_by == "device":
             return link
         groups = int(self._on_host[a]) / int(pairs.within.flat[place])

@@ -16,7 +16,6 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
 from ratrain.plan.layout.geometry import speed
-from ratrain.plan.layout.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -34,27 +33,11 @@ class NamedHalf:
         return fastest(size_bytes, self.group, widened) if self.name == AUTO else self.name
 
 
-def data_half(job: JobSpec, placement: Placement, pipeline: int) -> NamedHalf:
-    """The half of a collective over the replicas of a stage, by the job's algorithm."""
-    return NamedHalf(job.collective, data_group(placement, pipeline))
-
-
 def half_among(
     name: str, cluster: ClusterSpec, members: Sequence[Device], link: Link, used: Sequence[Device]
 ) -> NamedHalf:
-    """The same over any devices, by the algorithm of a name; `used`: all devices of the job."""
+    """The half of a collective over devices, by the algorithm of a name; `used`: all of the job."""
     return NamedHalf(name, group_among(cluster, members, link, used))
-
-
-def data_group(placement: Placement, pipeline: int) -> Group:
-    """The replicas' devices for a stage."""
-    layout, known = placement.layout, placement.known.data_groups
-    key = layout.pipeline, layout.data, layout.tensor, pipeline
-    if key not in known:
-        members = [placement.device(pipeline, data) for data in range(layout.data)]
-        slowest = placement.data_link(pipeline)
-        known[key] = group_among(placement.cluster, members, slowest, placement.devices)
-    return known[key]
 
 
 def group_among(

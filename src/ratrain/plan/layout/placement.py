@@ -17,6 +17,8 @@ from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.layout.geometry import Geometry
+from ratrain.plan.layout.gradient_groups import group_among
+from ratrain.plan.layout.links import Seats
 from ratrain.program.units import Ints
 
 
@@ -56,16 +58,17 @@ class _Links:
 
     @cached_property
     def classes(self) -> tuple[ReplicaClass, ...]:
-        names, kinds = self.geometry.kinds, self.geometry.kind_of[self.numbers[:, :, 0]]
-        members_by_links: dict[tuple[int, ...], list[int]] = {}
+        names, (_, data, tensor) = self.geometry.kinds, self.numbers.shape
+        members_by_kinds: dict[tuple[int, ...], list[int]] = {}
         if len(names) == 1:
-            members_by_links[(0,) * self.pipeline] = list(range(self.numbers.shape[1]))
+            members_by_kinds[(0,) * self.pipeline * tensor] = list(range(data))
         else:
-            for data, column in enumerate(kinds.T.tolist()):
-                members_by_links.setdefault(tuple(column), []).append(data)
+            kinds = self.geometry.kind_of[self.numbers].transpose(1, 0, 2).reshape(data, -1)
+            for number, row in enumerate(kinds.tolist()):
+                members_by_kinds.setdefault(tuple(row), []).append(number)
         return tuple(
-            ReplicaClass(tuple(names[kind] for kind in column), tuple(members))
-            for column, members in members_by_links.items()
+            ReplicaClass(tuple(names[kind] for kind in row[::tensor]), tuple(members))
+            for row, members in members_by_kinds.items()
         )
 
     def hops(self, alike: ReplicaClass) -> Alike:
@@ -97,6 +100,21 @@ class _Links:
             keys = [(alike.kinds[r], id(data[r]), id(tensor[r])) for r, _ in pairs]
             self.known_ranks[alike.members[0]] = _alike(pairs, keys)
         return self.known_ranks[alike.members[0]]
+
+    @cached_property
+    def seats(self) -> tuple[Seats, ...]:
+        devices = self.geometry.devices
+        numbers: list[list[list[int]]] = self.numbers.transpose(1, 0, 2).tolist()
+        return tuple(
+            Seats(
+                tuple(
+                    tuple(tuple(devices[n] for n in group) for group in numbers[data])
+                    for data in alike.members
+                ),
+                alike.members,
+            )
+            for alike in self.classes
+        )
 
     def stage(self, source: int, target: int, members: Sequence[int]) -> Link:
         key = source, target, members[0]  # classes share no members
@@ -156,8 +174,22 @@ class Placement:
         """Replicas in classes of alike ones; all members of a class behave alike."""
         return self._links.classes
 
+    @property
+    def seats(self) -> tuple[Seats, ...]:
+        """The devices of each class of replicas."""
+        return self._links.seats
+
     def kind(self, name: str) -> DeviceKind:
         return self.cluster.kind(name)
+
+    def data_group(self, pipeline: int) -> Group:
+        """The replicas' devices for a stage."""
+        layout, known = self.layout, self.known.data_groups
+        key = layout.pipeline, layout.data, layout.tensor, pipeline
+        if key not in known:
+            members = [self.device(pipeline, data) for data in range(layout.data)]
+            known[key] = group_among(self.cluster, members, self.data_link(pipeline), self.devices)
+        return known[key]
 
     def data_link(self, pipeline: int) -> Link:
         """The slowest link in the ring of a stage's data-parallel group."""
@@ -194,21 +226,6 @@ class Placement:
     def ranks(self, alike: ReplicaClass) -> Alike:
         """Pipeline ranks whose compute and collectives cost the same."""
         return self._links.ranks(alike)
-
-    @cached_property
-    def farthest_link(self) -> Link:
-        """The used link of the longest latency. A layout of one device uses none."""
-        layout = self.layout
-        links = [
-            self.stage_link(stage - 1, stage, alike.members)
-            for stage in range(1, layout.pipeline)
-            for alike in self.classes
-        ]
-        if layout.data > 1:
-            links += self._links.data
-        if layout.tensor > 1:
-            links += self._links.tensor
-        return max(links, key=lambda link: link.latency_s)
 
 
 def _alike(pairs: list[tuple[int, int]], keys: Sequence[object]) -> Alike:

@@ -15,7 +15,7 @@ from ratrain.cost.activations import (
     stored_scores_bytes,
 )
 from ratrain.cost.balance import balanced_layers
-from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
+from ratrain.cost.blocks import ELEMENT_BYTES, Block, Tensor, blocks
 from ratrain.cost.precision import FP32, dtype_words, precision_of, travel_words, wire_bytes
 from ratrain.cost.scratch import (
     buckets_scratch_bytes,
@@ -57,15 +57,15 @@ def stages_of(job: JobSpec, layout: LayoutSpec) -> tuple[Stage, ...]:
     """The stages of one replica, one unit a block."""
     boundary = passed_bytes(job, layout)
     parts = blocks_of_stages(job, layout)
-    sized: dict[str, Unit] = {}  # by kind of block: layers differ in their names alone
+    sized: dict[object, Unit] = {}  # layers differ in their names, and in what of them is trained
     for block in (block for blocks_of_stage in parts for block in blocks_of_stage):
-        if block.kind not in sized:
-            sized[block.kind] = unit_of(job, layout, block, boundary)
+        if block.sort not in sized:
+            sized[block.sort] = unit_of(job, layout, block, boundary)
     return tuple(
         stage(
             rank=number % layout.pipeline,
             units=tuple(
-                replace(sized[block.kind], name=_name_of(block)) for block in blocks_of_stage
+                replace(sized[block.sort], name=_name_of(block)) for block in blocks_of_stage
             ),
             output_bytes=boundary if number < len(parts) - 1 else 0,
             tensor=layout.tensor,
@@ -99,26 +99,28 @@ def _wider(job: JobSpec) -> float:
 
 def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit:
     """A block as a unit. Its input is its checkpoint, so `saved` is counted without it."""
-    params = _params_of_rank(job, layout, block)
+    params = _params_of_rank(job, layout, block.tensors)
+    trained = _params_of_rank(job, layout, block.trained)
     precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
     return Unit(
         name=_name_of(block),
         view_bytes=precision.weight_bytes * params,
-        gradient_bytes=precision.gradient_bytes * params,
-        optimizer_bytes=precision.master_bytes * params
-        + job.train.rule.state_bytes(params, matrices_of(block)),
+        gradient_bytes=precision.gradient_bytes * trained,
+        optimizer_bytes=precision.master_bytes * trained
+        + job.train.rule.state_bytes(trained, matrices_of(block)),
         input_bytes=0 if block.kind == "embedding" else boundary,
         saved_bytes=_saved_bytes(job, layout, block, boundary),
         recoverable=block.kind == "layer",
         head=block.kind == "head",
         scratch_bytes=_scratch_bytes(job, layout, block),
         scores_bytes=_scores_bytes(job, layout) if block.kind == "layer" else 0,
+        frozen=not block.trained,
     )
 
 
 def matrices_of(block: Block) -> tuple[Matrix, ...]:
-    """A block's whole parameters, as optimizers see them."""
-    return tuple(Matrix(tensor.name, tensor.shape) for tensor in block.tensors)
+    """A block's whole parameters that are trained, as optimizers see them."""
+    return tuple(Matrix(tensor.name, tensor.shape) for tensor in block.trained)
 
 
 def _name_of(block: Block) -> str:
@@ -132,9 +134,17 @@ def gradients_in(schedule: ScheduleSpec) -> str:
 
 
 def optimizer_words(job: JobSpec) -> list[str]:
-    """The optimizer as a line of a headline, where it is not the usual one."""
-    usual = job.train.optimizer == USUAL_OPTIMIZER
-    return [] if usual else [f"optimizer {job.train.optimizer}: {job.train.rule.doc}"]
+    """The optimizer as a line of a headline, where it is not the usual one; and how much of the
+    model is trained, where that is not all."""
+    train, usual = job.train, job.train.optimizer == USUAL_OPTIMIZER
+    words = [] if usual else [f"optimizer {train.optimizer}: {train.rule.doc}"]
+    if train.tuning is None:
+        return words
+    every = [tensor for block in blocks(job.model.spec) for tensor in block.tensors]
+    trained = _elements(t for t in every if t.trained and not t.tied)
+    how = f"adapters of rank {train.lora.rank}" if train.lora else "the others are frozen"
+    total = _elements(t for t in every if not t.tied)
+    return [*words, f"trains {trained:,} of {total:,} parameters: {how}"]
 
 
 def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
@@ -188,28 +198,45 @@ def _scores_bytes(job: JobSpec, layout: LayoutSpec) -> int:
 
 
 def trains_tied(job: JobSpec, pipeline: int | None = None) -> bool:
-    """Whether embedding and head are one matrix of which there are two copies; `pipeline`: ranks of
-    a replica, those of the job's layout if not given. Where neither is known there may be some."""
+    """Whether embedding and head are one matrix that is trained, of which there are two copies;
+    `pipeline`: ranks of a replica, those of the job's layout if not given. Where neither is known
+    there may be some."""
     if pipeline is None and job.layout is not None:
         pipeline = job.layout.pipeline
+    matrix = blocks(job.model.spec)[0].tensors[0]
+    return matrix.trained and _copies_tied(job, pipeline)
+
+
+def _copies_tied(job: JobSpec, pipeline: int | None) -> bool:
     return job.model.spec.tied_embeddings and (job.backend.copies_tied or pipeline != 1)
 
 
 def held_params(job: JobSpec, block: Block, pipeline: int) -> int:
     """Parameters that a block holds, on all ranks of its tensor group, in replicas of so many
     pipeline ranks: a tied head has none of the matrix where there is one copy alone."""
-    if trains_tied(job, pipeline):
-        return block.params
-    return block.params - sum(tensor.elements for tensor in block.tensors if tensor.tied)
+    return _elements(_held_tensors(job, block.tensors, pipeline))
 
 
-def _params_of_rank(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
+def trained_params(job: JobSpec, block: Block, pipeline: int) -> int:
+    """Those of them that are trained."""
+    return _elements(_held_tensors(job, block.trained, pipeline))
+
+
+def _held_tensors(job: JobSpec, tensors: Iterable[Tensor], pipeline: int) -> list[Tensor]:
+    copies = _copies_tied(job, pipeline)
+    return [tensor for tensor in tensors if copies or not tensor.tied]
+
+
+def _elements(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.elements for tensor in tensors)
+
+
+def _params_of_rank(job: JobSpec, layout: LayoutSpec, tensors: Iterable[Tensor]) -> int:
     """Parameters on one rank of a tensor group. Where a backend does not divide vectors they are
     counted whole: norms are, and what biases that are divided save is next to nothing."""
-    whole = 0
-    if not job.backend.divides_vectors and layout.tensor > 1:
-        whole = sum(tensor.elements for tensor in block.tensors if len(tensor.shape) == 1)
-    return whole - (-(held_params(job, block, layout.pipeline) - whole) // layout.tensor)
+    held, divides = _held_tensors(job, tensors, layout.pipeline), job.backend.divides_vectors
+    whole = _elements(t for t in held if t.whole or (len(t.shape) == 1 and not divides))
+    return whole - (-(_elements(held) - whole) // layout.tensor)
 
 
 def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
@@ -267,10 +294,19 @@ def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) 
             tensor=layout.tensor,
             sequence_parallel=layout.sequence_parallel,
         )
-        return int(kept * _wider(job)) - boundary + _scores_bytes(job, layout)
+        adapters = int(_adapter_bytes(job, block) * _wider(job))
+        return int(kept * _wider(job)) - boundary + _scores_bytes(job, layout) + adapters
     if block.kind == "head":
         return -(-logits_bytes(model, sequence, size) // layout.tensor)
     return 0
+
+
+def _adapter_bytes(job: JobSpec, block: Block) -> int:
+    """What the gradients of adapters are made of besides inputs and gradients, in elements of two
+    bytes: of each, two matrices of as many columns as its rank, until its weight gradient."""
+    lora = job.train.lora
+    tokens = job.model.sequence_length * job.batch.micro_batch
+    return ELEMENT_BYTES * tokens * lora.rank * len(block.trained) if lora else 0
 
 
 def parameter_balanced_layers(job: JobSpec, layout: LayoutSpec) -> tuple[int, ...]:

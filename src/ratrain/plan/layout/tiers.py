@@ -3,7 +3,7 @@ there, what of a device's memory and of the tier's they take, and leaner jobs to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ratrain.describe.device import DeviceKind, Tier
@@ -62,14 +62,17 @@ def tier_of(kind: DeviceKind, name: str) -> Tier | None:
     return next((tier for tier in kind.tiers[1:] if tier.name == name), None)
 
 
-def tier_budgets(job: JobSpec, kinds: Sequence[DeviceKind]) -> tuple[Budget, ...]:
-    """What each program rank, on these kinds of device, has of the tier in which its optimizer
-    waits."""
-    tiers = [tier_of(kind, job.optimizer_tier) if job.optimizer_tier else None for kind in kinds]
+def tier_budgets(job: JobSpec, kinds: Sequence[Collection[DeviceKind]]) -> tuple[Budget, ...]:
+    """What each program rank has of the tier in which its optimizer waits: of the kinds of device
+    that play it, the least."""
+    name = job.optimizer_tier
+    if not name:
+        return ()
+    tiers = [[tier for kind in of_rank if (tier := tier_of(kind, name))] for of_rank in kinds]
     return tuple(
-        Budget(rank, rank, tier.name, tier.capacity_bytes)
-        for rank, tier in enumerate(tiers)
-        if tier is not None
+        Budget(rank, rank, name, min(tier.capacity_bytes for tier in of_rank))
+        for rank, of_rank in enumerate(tiers)
+        if of_rank
     )
 
 

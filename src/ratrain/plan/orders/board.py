@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from ratrain.plan.case.ready import Case
+from ratrain.plan.case.case import Case
 from ratrain.plan.orders.clock import Order, OrderClock, Orders, Timed
 from ratrain.plan.orders.seeds import Pipeline, laid_out, order_of, policies
 from ratrain.plan.price.trial import only_over_budget

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ratrain.errors import Infeasible, ProgramError, RatrainError, SpecError
-from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
+from ratrain.plan.case.case import Case
 from ratrain.plan.file.checks import require_runnable
-from ratrain.plan.file.uneven import UnevenPlan, has_members
 from ratrain.plan.layout.fixed_orders import fixed_order, order_for_now
 from ratrain.plan.layout.further_orders import in_order
+from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.orders.schedules import MOST_OPS as MOST_COMPARED
 from ratrain.plan.orders.schedules import ComparedSchedule, Predicted, in_sequence
 from ratrain.plan.orders.search import Found, Limits, search_orders
@@ -33,13 +33,13 @@ Progress = Callable[[int, int], None]
 class PlanOrders:
     """Every order with a name on a plan, those that fit first, each group fastest first."""
 
-    plan: UnevenPlan
+    plan: Plan
     file: Path  # the plan's, or that of the job whose plan it is
     rows: tuple[ComparedSchedule, ...]
 
     @property
-    def case(self) -> UnevenCase:
-        return uneven_case(self.plan)
+    def case(self) -> Case:
+        return Case(self.plan)
 
     @property
     def planned(self) -> bool:
@@ -47,7 +47,7 @@ class PlanOrders:
         return self.file.suffix != ".json"
 
 
-def compare_orders(plan: UnevenPlan, file: Path, progress: Progress | None = None) -> PlanOrders:
+def compare_orders(plan: Plan, file: Path, progress: Progress | None = None) -> PlanOrders:
     """The `PlanOrders` of a plan."""
     names = [name for name, skeleton in SKELETONS.items() if skeleton.fixed is None]
     rows: list[ComparedSchedule] = []
@@ -60,7 +60,7 @@ def compare_orders(plan: UnevenPlan, file: Path, progress: Progress | None = Non
     return PlanOrders(plan, file, tuple(in_sequence(rows)))
 
 
-def in_named_order(plan: UnevenPlan, file: Path, name: str) -> UnevenPlan:
+def in_named_order(plan: Plan, file: Path, name: str) -> Plan:
     """The plan in an order; an error where its replicas cannot be in it."""
     ordered = replace(
         plan, job=in_order(plan.job, name), strategy=replace(plan.strategy, skeleton=name)
@@ -69,10 +69,10 @@ def in_named_order(plan: UnevenPlan, file: Path, name: str) -> UnevenPlan:
     return ordered
 
 
-def _compared(plan: UnevenPlan, file: Path, name: str) -> ComparedSchedule:
+def _compared(plan: Plan, file: Path, name: str) -> ComparedSchedule:
     doc = SKELETONS[name].doc
     try:
-        case = uneven_case(in_named_order(plan, file, name))
+        case = Case(in_named_order(plan, file, name))
         _require_written_out(case, name)
         simulation = simulate_proved(case.proved, case.costs)
     except RatrainError as error:
@@ -87,7 +87,7 @@ def _compared(plan: UnevenPlan, file: Path, name: str) -> ComparedSchedule:
     return ComparedSchedule(name, name, doc, predicted, "")
 
 
-def _require_written_out(case: UnevenCase, name: str) -> None:
+def _require_written_out(case: Case, name: str) -> None:
     """Refuses an order without a repeating part where it is very long."""
     ops = compute_ops(case.setup)
     repeats = all(
@@ -113,14 +113,14 @@ def search_orders_of_plan(
             place=f"{orders.file} memory_budget",
             fix="raise the budget, or let `ratrain plan` look for a plan that fits",
         )
-    named = uneven_case(in_named_order(orders.plan, orders.file, fitting[0].order))
+    named = Case(in_named_order(orders.plan, orders.file, fitting[0].order))
     require_short(named.proved, f"{orders.file} sequences")
     best, effort = search_orders([named], limits, seed, progress)
     order = None if best is None else _ready(best, orders, named, fitting[0])
     return SearchResult(order, effort)
 
 
-def _require_searchable(plan: UnevenPlan, file: Path) -> None:
+def _require_searchable(plan: Plan, file: Path) -> None:
     """Refuses plans whose ranks do not each compute every micro-batch of one stage, one by one."""
     refused = (
         (has_members(plan), "stages of several members", "members"),
@@ -138,7 +138,7 @@ def _require_searchable(plan: UnevenPlan, file: Path) -> None:
 
 
 def _ready(
-    best: Found, orders: PlanOrders, named: UnevenCase, row: ComparedSchedule
+    best: Found, orders: PlanOrders, named: Case, row: ComparedSchedule
 ) -> SearchedOrder | None:
     """The order as the plan takes it from a file; None where it is no faster than one with a
     name."""
@@ -157,7 +157,7 @@ def _simulated(orders: PlanOrders, skeleton: str) -> Simulation | None:
     )
     try:
         require_runnable(ordered, Place(str(orders.file), form="json"))
-        case = uneven_case(ordered)
+        case = Case(ordered)
         return simulate_proved(case.proved, case.costs) if case.proved.verdict.sound else None
     except RatrainError:
         return None

@@ -127,7 +127,7 @@ def _compared(job: JobSpec, layout: LayoutSpec, name: str) -> ComparedSchedule:
         simulation.bound_bytes,
         simulation.bubble_fraction,
         simulation.feasible,
-        case.layout.virtual,
+        case.plan.layout.virtual,
     )
     return ComparedSchedule(name, case.strategy.skeleton, chosen.doc, predicted, "")
 

@@ -16,7 +16,7 @@ from itertools import islice
 from math import exp
 from random import Random
 
-from ratrain.plan.case.ready import Case
+from ratrain.plan.case.case import Case
 from ratrain.plan.orders.board import Board, Tried
 from ratrain.plan.orders.clock import Order, Orders
 from ratrain.plan.orders.moves import Moves, critical_pieces

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, ProgramError, RatrainError
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.case.ready import Case
 from ratrain.plan.layout.fixed_orders import order_for_now
 from ratrain.plan.orders.clock import Order, OrderClock, Orders
 from ratrain.plan.orders.schedules import ComparedSchedule, Comparison, as_named, layout_for

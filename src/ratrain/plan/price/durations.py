@@ -21,11 +21,9 @@ from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
-from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
 from ratrain.plan.layout.transfers import sums_of_op
 from ratrain.plan.layout.unit_place import Half, StageMessage, UnitPlace
-from ratrain.plan.price.even_places import even_places
 from ratrain.plan.price.reductions import reduction, tied_sum
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.replicas import Unit
@@ -80,12 +78,6 @@ def declare_cost(name: str, seconds: Seconds) -> None:
     if name in {*Cost, *OWN_COSTS}:
         raise ProgramError(f"the cost {name} is declared twice", fix="choose another name")
     OWN_COSTS[name] = seconds
-
-
-def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
-    """The `Costs` of a setup made by `case` for this job and placement."""
-    farthest = placement.farthest_link if setup.devices > 1 else None
-    return costs_of_places(job, setup, even_places(job, placement, setup), farthest)
 
 
 def costs_of_places(

@@ -38,13 +38,14 @@ from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
 from ratrain.plan.layout.enumerate import Group, kinds_of_block
-from ratrain.plan.layout.gradient_groups import data_half
+from ratrain.plan.layout.gradient_groups import NamedHalf
 from ratrain.plan.layout.placement import ReplicaClass
 from ratrain.plan.layout.sizes import (
     boundary_bytes,
     gathered_bytes_per_param,
     held_params,
     sent_boundary_bytes,
+    trained_params,
     trains_tied,
 )
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
@@ -128,7 +129,9 @@ class _Pace:
         group, placement = self.group, self.group.placement
         layout = group.layout
         data = placement.data_link(rank) if self.data > 1 else None
-        half = data_half(group.job, placement, rank) if data else _nothing_sent
+        half = (
+            NamedHalf(group.job.collective, placement.data_group(rank)) if data else _nothing_sent
+        )
         tensor = placement.tensor_link(rank) if layout.tensor > 1 else None
         device = placement.kind(self.alike.kinds[rank])
         times = group.times[device.name]
@@ -144,8 +147,9 @@ class _Pace:
         split = SKELETONS[group.strategy.skeleton].split_backward
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
-            params = held_params(group.job, parts[block], layout.pipeline) / layout.tensor
-            gather = half(weight_bytes * params)
+            params = trained_params(group.job, parts[block], layout.pipeline) / layout.tensor
+            held = held_params(group.job, parts[block], layout.pipeline) / layout.tensor
+            gather = half(weight_bytes * held)
             reduce = NOTHING
             if schedule.average_every is not None:
                 reduce = half(group.job.train.rule.saved_bytes * params)

@@ -1,4 +1,4 @@
-"""A configuration tried out: its program proved in full, its step timed by short programs.
+"""A plan tried out: its program proved in full, its step timed by short programs.
 
 Memory is printed as proved, so it is that of the whole program (`settled`). A step's time grows
 linearly with micro-batches once the pipeline is full, so to rank candidates two short programs are
@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
-from ratrain.plan.layout.placement import Placement
-from ratrain.plan.price.durations import costs_of
+from ratrain.plan.layout.plan import Plan
+from ratrain.plan.price.places import PlanCosts
 from ratrain.program.program import Program
 from ratrain.program.repeating import MOST_OPS, Make, Repeating, compute_ops, shortest
 from ratrain.program.replicas import Replica
@@ -60,19 +59,13 @@ def short_form(strategy: Strategy, setup: Setup, choices: Choices) -> Repeating 
     return shortest(maker(strategy, choices), setup, strategy.skeleton)
 
 
-def timed(
-    job: JobSpec,
-    placement: Placement,
-    strategy: Strategy,
-    setup: Setup,
-    choices: Choices,
-    *,
-    proved_later: bool = False,
-) -> tuple[float | None, int]:
-    """Seconds of a step, None where a short program already breaks a rule; and ops of one step that
-    this took to find. Where the whole program will be proved, short ones need only run."""
+def timed(plan: Plan, *, proved_later: bool = False) -> tuple[float | None, int]:
+    """Seconds of a step of a layout's plan, None where a short program already breaks a rule; and
+    ops of one step that this took to find. Where the whole program will be proved, short ones need
+    only run."""
     counts, times, ops = list[int](), list[float](), 0
-    checked = proved_later
+    strategy, setup, choices = plan.strategy, plan.setup, plan.choices
+    costs, checked = PlanCosts(plan), proved_later
     for rounds in (1, 2):
         short = shortened(strategy, setup, rounds)
         count = short.replicas[0].micro_batches
@@ -82,9 +75,8 @@ def timed(
         if not checked and not verify(program).sound:
             return None, ops
         checked = True
-        costs = costs_of(job, placement, program.setup)
         try:
-            times.append(step_time_s(program, costs, steps=STEPS))
+            times.append(step_time_s(program, costs.of(program.setup), steps=STEPS))
         except ProgramError:
             if verify(program).sound:
                 raise

@@ -13,12 +13,13 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.layout.other_clusters import kinds_of, with_more_hosts
-from ratrain.plan.search.every_plan import Simulated, every_plan
+from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.known_plans import ANY_REPLICAS
 from ratrain.plan.search.layouts import Progress
 from ratrain.plan.search.misfit import planned
 from ratrain.plan.search.pools import FEW
 from ratrain.plan.search.speedup import Watch, unwatched
+from ratrain.plan.search.tried import Tried
 
 HOSTS = (1, 2, 4, 8)
 """How many are tried, the fewest first."""
@@ -31,7 +32,7 @@ class Added:
     kind: DeviceKind
     hosts: int
     devices: int  # of these hosts
-    best: Simulated | None = None
+    best: Tried | None = None
     problem: str = ""
 
     @property
@@ -39,7 +40,7 @@ class Added:
         return None if self.best is None else self.best.step_s
 
 
-def fastest(job: JobSpec, progress: Progress | None = None, *, any_replicas: bool) -> Simulated:
+def fastest(job: JobSpec, progress: Progress | None = None, *, any_replicas: bool) -> Tried:
     """The fastest plan that can be trained, of identical replicas or of any."""
     if not any_replicas or job.cluster.devices > FEW:
         return planned(job, progress).best

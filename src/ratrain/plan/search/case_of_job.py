@@ -12,14 +12,11 @@ from dataclasses import replace
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.case.of_replicas import uneven_case
-from ratrain.plan.case.ready import Case
-from ratrain.plan.case.subject import case_of_subject
-from ratrain.plan.file.reading import uneven_plan
-from ratrain.plan.file.uneven import UnevenPlan
-from ratrain.plan.file.writing import plan_of
-from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.trial import only_over_budget
 from ratrain.plan.search.every_plan import beside_words, every_plan
 from ratrain.plan.search.layouts import Progress
@@ -30,11 +27,10 @@ def case_of_job(job: JobSpec, progress: Progress | None = None) -> Case:
     layout = job.layout
     if layout is None:
         plans = every_plan(job, progress)
-        case = case_of_subject(plans.chosen.subject())
-        return replace(case, beside=tuple(beside_words(plans)))
+        return Case(plans.chosen.subject(), beside=tuple(beside_words(plans)))
     if max(layout.joined, default=1) == 1:
         return case_of(_one_by_one(job))
-    cases = map(uneven_case, _plans(job))
+    cases = map(Case, _plans(job))
     first = next(cases)
     if first.proved.verdict.sound or not only_over_budget(first.proved.verdict):
         return first
@@ -47,21 +43,21 @@ def _one_by_one(job: JobSpec) -> JobSpec:
     return replace(job, layout=replace(job.layout, joined=()))
 
 
-def _plans(job: JobSpec) -> Iterator[UnevenPlan]:
+def _plans(job: JobSpec) -> Iterator[Plan]:
     """The job's plan, and those that recover more."""
     assert job.layout is not None
-    joined, candidate = job.layout.joined, case_of(_one_by_one(job)).plan
-    usual, mode = candidate.recovery, candidate.strategy.recovery
+    joined, plan = job.layout.joined, case_of(_one_by_one(job)).plan
+    usual, mode = plan.alike.recovery, plan.strategy.recovery
     on_joined = tuple(
         mode if several > 1 else stage for several, stage in zip(joined, usual, strict=True)
     )
     for recovery in dict.fromkeys((usual, on_joined, (mode,) * len(usual))):
-        yield _joining(job, replace(candidate, recovery=recovery), joined)
+        yield _joining(job, plan.recovering(recovery), joined)
 
 
-def _joining(job: JobSpec, candidate: Candidate, joined: tuple[int, ...]) -> UnevenPlan:
-    """The plan of a candidate whose stages compute so many micro-batches at once."""
-    plan = plan_of(candidate)
+def _joining(job: JobSpec, plan: Plan, joined: tuple[int, ...]) -> Plan:
+    """The plan whose stages compute so many micro-batches at once."""
+    written = file_of_plan(plan)
     replicas = tuple(
         replace(
             replica,
@@ -70,11 +66,11 @@ def _joining(job: JobSpec, candidate: Candidate, joined: tuple[int, ...]) -> Une
                 for stage, several in zip(replica.stages, joined, strict=True)
             ),
         )
-        for replica in plan.replicas
+        for replica in written.replicas
     )
     file = str(job.path or "job")
     try:
-        made = uneven_plan(replace(plan, replicas=replicas), file)
+        made = plan_of_file(replace(written, replicas=replicas), file)
     except SpecError as error:
         raise SpecError(error.what, place=f"{file} [layout] joined", fix=error.fix) from None
     given = {"train": job.train, "data": job.data, "checkpoint": job.checkpoint}

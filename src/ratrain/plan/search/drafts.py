@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.layout.candidate import MODES
 from ratrain.plan.layout.enumerate import StateMode, modes_of
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.search.beam import Beam
 from ratrain.plan.search.clock import StageClock
@@ -23,7 +23,8 @@ from ratrain.plan.search.moves import MOVES, MoveTried, changed
 from ratrain.plan.search.pools import pools_of
 from ratrain.plan.search.space import Space, leaner
 from ratrain.plan.search.stages import Stages
-from ratrain.plan.search.trial import Timed, timed
+from ratrain.plan.search.trial import timed
+from ratrain.plan.search.tried import Timed
 from ratrain.program.strategies import Strategy
 
 Progress = Callable[[int, int], None]

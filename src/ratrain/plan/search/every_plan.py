@@ -9,19 +9,16 @@ from math import inf
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
 from ratrain.errors import Infeasible
-from ratrain.plan.file.form import Plan
-from ratrain.plan.search.layouts import Progress, Search, Tried
+from ratrain.plan.file.form import PlanFile
+from ratrain.plan.search.layouts import Progress, Search
 from ratrain.plan.search.misfit import planned
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 from ratrain.program.skeletons import SKELETONS
 
 STARTS = 4
 """Plans of alike replicas that the search for others begins with."""
 NO_ALIKE = "no plan with identical replicas fits"
-
-Simulated = Tried | Timed[Drafted]
-"""A plan that was proved and simulated: of alike replicas, or of any."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class EveryPlan:
         return self.unequal.others[0] if none_trains and self.unequal.others else None
 
     @property
-    def chosen(self) -> Simulated:
+    def chosen(self) -> Tried:
         """The plan that `ratrain plan` writes, and that every command runs of a job that has no
         layout."""
         if self.best is not None:
@@ -54,7 +51,7 @@ class EveryPlan:
         return self.alike.best
 
     @property
-    def usable(self) -> tuple[Simulated, ...]:
+    def usable(self) -> tuple[Tried, ...]:
         """All plans that can be trained, or that there are where none can: the fastest first."""
         unequal, alike = self.unequal, self.alike.tried if self.alike is not None else ()
         trainable = unequal.trainable if unequal is not None else ()
@@ -67,7 +64,7 @@ class EveryPlan:
         others = self.unequal.others if self.unequal is not None else ()
         return others[0] if others and others[0] is not self.best else None
 
-    def file(self, *, fastest: bool) -> Plan:
+    def file(self, *, fastest: bool) -> PlanFile:
         """The plan file of the best plan, or of the fastest, whether it trains or not."""
         return ((self.faster if fastest else None) or self.chosen).file()
 
@@ -84,7 +81,7 @@ def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = 
         return EveryPlan(job, None, unequal)
     if not searchable(job):
         return EveryPlan(job, alike, None)
-    starts = [tried.candidate for tried in alike.tried[:STARTS]]
+    starts = [tried.plan for tried in alike.tried[:STARTS]]
     unequal = unequal_search(
         job, starts, alike.best.step_s, progress, whole_s=fastest_whole_s(alike.tried), quick=quick
     )
@@ -94,7 +91,7 @@ def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = 
 def fastest_whole_s(tried: Sequence[Tried]) -> float:
     """The step of the fastest of these with backward whole, of the fastest of all where each is
     split; they come the fastest first. Infinite where there are none."""
-    whole = (t for t in tried if not SKELETONS[t.candidate.strategy.skeleton].split_backward)
+    whole = (t for t in tried if not SKELETONS[t.plan.strategy.skeleton].split_backward)
     return next((plan.step_s for plan in (*whole, *tried)), inf)
 
 

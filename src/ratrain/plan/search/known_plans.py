@@ -7,8 +7,8 @@ from math import inf
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.ready import Subject
 from ratrain.plan.layout.further_orders import with_order_open
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import STARTS, every_plan, fastest_whole_s
 from ratrain.plan.search.layouts import Progress, Search, search_layouts
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
@@ -34,7 +34,7 @@ class KnownPlans:
         return min([inf, *(plan.step_s for plan in (*alike, *unequal))])
 
 
-def plan_of_job(job: JobSpec, progress: Progress | None = None) -> tuple[Subject, KnownPlans]:
+def plan_of_job(job: JobSpec, progress: Progress | None = None) -> tuple[Plan, KnownPlans]:
     """The plan that `ratrain plan` writes, and what it found besides. Raises `Infeasible` where
     nothing fits."""
     plans = every_plan(job, progress)
@@ -42,19 +42,19 @@ def plan_of_job(job: JobSpec, progress: Progress | None = None) -> tuple[Subject
     return subject, KnownPlans(plans.alike or searched(subject), plans.unequal)
 
 
-def plans_beside(subject: Subject, progress: Progress | None = None) -> KnownPlans:
+def plans_beside(subject: Plan, progress: Progress | None = None) -> KnownPlans:
     """What the planner finds for the job of a plan."""
     alike, job = searched(subject, progress), _asked(subject)
     if not searchable(job) or job.cluster.devices > ANY_REPLICAS:
         return KnownPlans(alike)
     tried = alike.tried if alike is not None else ()
-    starts = [plan.candidate for plan in tried[:STARTS]]
+    starts = [plan.plan for plan in tried[:STARTS]]
     best_s = min([inf, *(plan.step_s for plan in tried)])
     whole_s = fastest_whole_s(tried)
     return KnownPlans(alike, unequal_search(job, starts, best_s, progress, whole_s=whole_s))
 
 
-def searched(subject: Subject, progress: Progress | None = None) -> Search | None:
+def searched(subject: Plan, progress: Progress | None = None) -> Search | None:
     """The planner's own search of the job for identical replicas; None where it knows no layout
     that takes all devices."""
     try:
@@ -65,6 +65,6 @@ def searched(subject: Subject, progress: Progress | None = None) -> Search | Non
         return None
 
 
-def _asked(subject: Subject) -> JobSpec:
+def _asked(subject: Plan) -> JobSpec:
     """The plan's job as the planner is asked: without a layout, nor an order that a plan chose."""
     return with_order_open(replace(subject.job, layout=None))

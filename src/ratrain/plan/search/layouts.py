@@ -19,18 +19,16 @@ import numpy as np
 
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
-from ratrain.plan.file.form import Plan, Predicted
-from ratrain.plan.file.writing import plan_of
-from ratrain.plan.layout.candidate import Candidate, candidate
-from ratrain.plan.layout.enumerate import Group, group_of_layout, groups_of, no_group
+from ratrain.plan.layout.enumerate import Group, groups_of, no_group
 from ratrain.plan.layout.further_orders import WORTH_SPLIT, in_split_order, split_orders_tried
+from ratrain.plan.layout.plan import Plan, group_of_plan, plan_of_row
 from ratrain.plan.price.bill import FORWARD
-from ratrain.plan.price.durations import costs_of
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.kind_speed import least_step_s, parts_of_cluster
+from ratrain.plan.price.places import costs_of
 from ratrain.plan.price.trial import STEPS, proof, timed
-from ratrain.program.settled import Proved
+from ratrain.plan.search.tried import Tried
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.long import simulate_proved
@@ -74,45 +72,6 @@ class Checked:
     @property
     def fits(self) -> Bools:
         return self.missing_bytes <= 0
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A plan that was simulated: its estimate and its step, by short programs; where it was among
-    the best, its proof and its step are those of the whole program."""
-
-    candidate: Candidate
-    estimate_s: float
-    step_s: float
-    proved: Proved | None = None
-
-    @property
-    def plan(self) -> Candidate:
-        return self.candidate
-
-    @property
-    def refusals(self) -> list[str]:
-        """Why `ratrain train` cannot run it: what a layout says it can."""
-        return []
-
-    def file(self) -> Plan:
-        """Its plan file."""
-        return plan_of(self.candidate, Predicted(self.step_s, self.bound_bytes))
-
-    def subject(self) -> Candidate:
-        """The plan, to the bit as it is read from its file."""
-        return self.candidate
-
-    @property
-    def bound_bytes(self) -> int:
-        """The fullest rank's proven peak."""
-        assert self.proved is not None, "only proved plans are printed"
-        return max((b.total_bytes for b in self.proved.verdict.bounds), default=0)
-
-    @property
-    def gap(self) -> float:
-        """(estimate - simulation) / simulation."""
-        return self.estimate_s / self.step_s - 1
 
 
 @dataclass(frozen=True)
@@ -188,9 +147,9 @@ def _checked(job: JobSpec) -> Iterator[Checked]:
 def _all_devices_s(best: Tried, checked: Sequence[Checked], tried: Sequence[Tried]) -> float | None:
     """The fastest step of a plan that uses every device, where the best one does not. None where no
     such plan is proved to fit."""
-    if not best.candidate.idle:
+    if not best.plan.idle:
         return None
-    whole = [plan for plan in tried if not plan.candidate.idle]
+    whole = [plan for plan in tried if not plan.plan.idle]
     if not whole:
         rows = [
             (float(times[row]), group, row)
@@ -302,8 +261,8 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
             continue
         seen.add(key)
         alike[family] += 1
-        plan = candidate(checked.group, row, checked.recovery[row])
-        step_s, ops = timed(plan.job, plan.placement, plan.strategy, plan.setup, plan.choices)
+        plan = plan_of_row(checked.group, row, checked.recovery[row])
+        step_s, ops = timed(plan)
         done, count = done + ops, count + 1
         if progress is not None:
             progress(count, SIMULATED)
@@ -326,15 +285,12 @@ def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]
             return
         if key in seen or _filled_s(entry) > best_s:
             continue
-        for split in _in_split_orders(candidate(checked.group, row, checked.recovery[row])):
-            sharded = split.mode.sharded_gradients
-            fit = check(group_of_layout(split.job, split.strategy, split.placement, sharded))
+        for split in _in_split_orders(plan_of_row(checked.group, row, checked.recovery[row])):
+            fit = check(group_of_plan(split))
             if not fit.fits.all():
                 continue
             seen.add(key)
-            step_s, _ = timed(
-                split.job, split.placement, split.strategy, split.setup, split.choices
-            )
+            step_s, _ = timed(split)
             if step_s is not None and step_s <= bar_s:
                 best_s = min(best_s, step_s)
                 yield Tried(split, float(fit.step_s[0]), step_s)
@@ -347,9 +303,9 @@ def _filled_s(entry: Entry) -> float:
     return estimate_s * (1 - FILLED * waits / (micro_batches + waits))
 
 
-def _in_split_orders(plan: Candidate) -> Iterator[Candidate]:
+def _in_split_orders(plan: Plan) -> Iterator[Plan]:
     """A plan in each order that splits backward and may be tried on it."""
-    if any(mode.again for mode in plan.recovery):
+    if any(mode.again for mode in plan.alike.recovery):
         return
     for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
         strategy = replace(plan.strategy, skeleton=name)
@@ -362,10 +318,12 @@ def _proved(simulated: Iterable[Tried]) -> Iterator[Tried]:
     for tried in simulated:
         if count >= PROVED or (count >= PROVED_AT_LEAST and done > PROVED_OPS):
             return
-        plan = tried.candidate
+        plan = tried.plan
         whole = proof(plan.strategy, plan.setup, plan.choices)
         if whole.verdict.sound:
-            costs = costs_of(plan.job, plan.placement, whole.short.setup)
+            costs = costs_of(plan, whole.short.setup)
             simulated_whole = simulate_proved(whole, costs, steps=STEPS)
             done, count = done + simulated_whole.ops_simulated, count + 1
-            yield replace(tried, proved=whole, step_s=simulated_whole.step_time_s)
+            bound_bytes = max((b.total_bytes for b in whole.verdict.bounds), default=0)
+            step_s = simulated_whole.step_time_s
+            yield replace(tried, proved=whole, step_s=step_s, bound_bytes=bound_bytes)

@@ -23,7 +23,8 @@ from ratrain.plan.search.members_drafts import Idea, Ideas, shares_of
 from ratrain.plan.search.on_devices import plans_of_members
 from ratrain.plan.search.pools import FEW, Post, divisions_of, tensor_degrees
 from ratrain.plan.search.stages import Stages
-from ratrain.plan.search.trial import Timed, fastest_of
+from ratrain.plan.search.trial import fastest_of
+from ratrain.plan.search.tried import Timed
 
 TIMED = 120
 """Ideas of each sort that are put on the clock, those whose busiest stages take least: a pipeline

@@ -11,9 +11,9 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.ranges import STAGES, write_list
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.layout.candidate import MODES, Candidate, candidate
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.plan import MODES, Plan, plan_of_row
 from ratrain.plan.layout.tiers import leaner_jobs
 from ratrain.plan.price.bill import FORWARD, NONE, bill
 from ratrain.plan.price.estimate import estimate
@@ -32,7 +32,7 @@ class Misfit:
     """A configuration that does not fit: bytes missing on its fullest stage, its largest item
     there, and what else is changed in the nearest one that fits ("" where none is near)."""
 
-    candidate: Candidate
+    plan: Plan
     step_s: float
     stage: int
     missing_bytes: int
@@ -87,7 +87,7 @@ def misfit(checked: Checked, row: int, change: str) -> Misfit:
     items = {name: int(size[0, stage]) for name, size in billed.items.items()}
     item = max(items, key=lambda name: items[name])
     return Misfit(
-        candidate(checked.group, row, checked.recovery[row]),
+        plan_of_row(checked.group, row, checked.recovery[row]),
         float(checked.step_s[row]),
         stage,
         int(checked.missing_bytes[row]),
@@ -100,8 +100,8 @@ def misfit(checked: Checked, row: int, change: str) -> Misfit:
 def nothing_fits(search: Search) -> Infeasible:
     """Which device, which item, how many bytes are missing, and the cheapest way out."""
     near = misfits(search, 1)[0]
-    job, layout = search.job, near.candidate.layout
-    device = near.candidate.placement.device(near.stage % layout.pipeline, 0)
+    job, layout = search.job, near.plan.layout
+    device = near.plan.by_number[0][near.stage % layout.pipeline][0]
     budget = job.budget_of(device.kind)
     needed = budget + near.missing_bytes
     ways = [f'set memory_budget = "{_rounded_up(needed)}"']
@@ -113,7 +113,7 @@ def nothing_fits(search: Search) -> Infeasible:
     return Infeasible(
         f"nothing fits {_in_words(job.budgets)}: the nearest of {search.checks:,} "
         f"configurations (pipeline {layout.pipeline} x data {layout.data} x tensor "
-        f"{layout.tensor}, micro-batch {near.candidate.job.batch.micro_batch}) is "
+        f"{layout.tensor}, micro-batch {near.plan.job.batch.micro_batch}) is "
         f"{format_bytes(near.missing_bytes)} short on stage {near.stage} (device {device.index}, "
         f"{device.kind.name}, {format_bytes(budget)}), where {takes(near.item)} "
         f"{format_bytes(near.item_bytes)}",

@@ -1,21 +1,19 @@
-"""Drafts on devices: the plan that a draft becomes, and its plan file."""
+"""Drafts on devices: the plans that a draft becomes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
-from ratrain.describe.ranges import write_ranges
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.file.checks import require_runnable
-from ratrain.plan.file.form import Plan, PlanMember, PlanReplica, PlanStage, Predicted
-from ratrain.plan.file.members import Served, share_text
-from ratrain.plan.file.uneven import Groups, UnevenPlan, UnevenReplica
-from ratrain.plan.file.writing import plan_of_replicas
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.links import Groups, Seats
+from ratrain.plan.layout.plan import Plan
+from ratrain.plan.layout.replica import PlacedReplica, Served, folded
 from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.members import MembersDraft, MembersPart
 from ratrain.plan.search.pools import Pool, Shape
@@ -23,7 +21,7 @@ from ratrain.program.replicas import Recovery
 from ratrain.readers.place import Place
 
 
-def plans_of(job: JobSpec, pools: Sequence[Pool], draft: Draft) -> Iterator[UnevenPlan]:
+def plans_of(job: JobSpec, pools: Sequence[Pool], draft: Draft) -> Iterator[Plan]:
     """The plans of a draft: with fast links inside replicas, and with fast links between them,
     where these are two. None where its tensor groups have no room, or no program says it."""
     shapes = [part.shape for part in draft.parts]
@@ -31,8 +29,8 @@ def plans_of(job: JobSpec, pools: Sequence[Pool], draft: Draft) -> Iterator[Unev
 
 
 def _placed(
-    pools: Sequence[Pool], shapes: Sequence[Shape], plan: Callable[[list[Groups]], UnevenPlan]
-) -> Iterator[UnevenPlan]:
+    pools: Sequence[Pool], shapes: Sequence[Shape], plan: Callable[[list[Groups]], Plan]
+) -> Iterator[Plan]:
     """What `plan` makes of the shapes' devices: with fast links inside shapes, then across them."""
     seen: list[list[Groups]] = []
     for across in (False, True):
@@ -74,10 +72,10 @@ def seated(pools: Sequence[Pool], shapes: Sequence[Shape], *, across: bool) -> l
     ]
 
 
-def _plan(job: JobSpec, draft: Draft, groups: list[Groups]) -> UnevenPlan:
+def _plan(job: JobSpec, draft: Draft, groups: list[Groups]) -> Plan:
     """The plan of parts on their devices."""
     replicas = [
-        UnevenReplica(
+        PlacedReplica(
             LayoutSpec(
                 len(part.shape),
                 len(draft.parts),
@@ -89,27 +87,23 @@ def _plan(job: JobSpec, draft: Draft, groups: list[Groups]) -> UnevenPlan:
             part.recovery,
             part.micro_batch,
             share,
-            (of_part,),
-            (),
-            0,
+            Seats((of_part,), (0,)),
         )
         for part, share, of_part in zip(draft.parts, draft.shares, groups, strict=True)
     ]
     return _plan_of_draft(job, replicas, draft.state, divided=draft.divided)
 
 
-def plans_of_members(
-    job: JobSpec, pools: Sequence[Pool], draft: MembersDraft
-) -> Iterator[UnevenPlan]:
+def plans_of_members(job: JobSpec, pools: Sequence[Pool], draft: MembersDraft) -> Iterator[Plan]:
     """The same of a draft whose stages have members: with fast links inside stages, and with fast
     links between them."""
     shapes = [shape for part in draft.parts for shape in part.posts]
     return _placed(pools, shapes, lambda seats: _plan_of_members(job, draft, seats))
 
 
-def _plan_of_members(job: JobSpec, draft: MembersDraft, seats: list[Groups]) -> UnevenPlan:
+def _plan_of_members(job: JobSpec, draft: MembersDraft, seats: list[Groups]) -> Plan:
     """`seats`: of each stage of each part the devices of its members."""
-    of_stages, replicas = iter(seats), list[UnevenReplica]()
+    of_stages, replicas = iter(seats), list[PlacedReplica]()
     for part, share in zip(draft.parts, draft.shares, strict=True):
         tensor = tuple(post.tensor for shape in part.posts for post in shape)
         layout = LayoutSpec(
@@ -122,10 +116,16 @@ def _plan_of_members(job: JobSpec, draft: MembersDraft, seats: list[Groups]) -> 
         held = zip(part.recovery, part.holders, strict=True)
         modes = [mode for of, only in held for mode in (*of, *(Recovery.NONE for _ in only))]
         groups = tuple(group for _ in part.shapes for group in next(of_stages))
-        replica = UnevenReplica(
-            layout, tensor, tuple(modes), part.micro_batch, share, (groups,), (), 0
+        replica = PlacedReplica(
+            layout,
+            tensor,
+            tuple(modes),
+            part.micro_batch,
+            share,
+            Seats((groups,), (0,)),
+            serving=_serving(part, share),
         )
-        replicas.append(replace(replica, serving=_serving(part, share)))
+        replicas.append(replica)
     return _plan_of_draft(job, replicas, draft.state, divided=draft.divided)
 
 
@@ -139,32 +139,16 @@ def _serving(part: MembersPart, share: int) -> tuple[tuple[Served, ...], ...]:
     )
 
 
-def _folded(replicas: Sequence[UnevenReplica]) -> tuple[UnevenReplica, ...]:
-    """Single replicas; those that are alike as one entry."""
-    alike: dict[object, list[UnevenReplica]] = {}
-    for one in replicas:
-        key = one.kinds, one.tensor, one.layout, one.recovery, one.micro_batch, one.micro_batches
-        alike.setdefault((key, one.serving), []).append(one)
-    folded: list[UnevenReplica] = []
-    first = 0
-    for entry, same in enumerate(alike.values()):
-        members = tuple(range(first, first + len(same)))
-        groups = tuple(groups for one in same for groups in one.groups)
-        folded.append(replace(same[0], groups=groups, members=members, entry=entry))
-        first += len(members)
-    return tuple(folded)
-
-
 def _plan_of_draft(
-    job: JobSpec, replicas: Sequence[UnevenReplica], state: StateMode, *, divided: bool
-) -> UnevenPlan:
+    job: JobSpec, replicas: Sequence[PlacedReplica], state: StateMode, *, divided: bool
+) -> Plan:
     """A job's plan with these replicas; an error where no program says it."""
     tensor = max(degree for replica in replicas for degree in replica.tensor)
     whole = replace(job, layout=None, batch=Batch(job.batch.sequences, 1))
     chosen = strategy_of(replace(whole, layout=LayoutSpec(1, 1, tensor)))
-    made = UnevenPlan(
+    made = Plan(
         whole,
-        _folded(replicas),
+        tuple(_numbered(folded(replicas))),
         replace(chosen, sharding=state.sharding),
         state,
         job.schedule.recovery_buffer,
@@ -174,49 +158,10 @@ def _plan_of_draft(
     return made
 
 
-def file_of_plan(plan: UnevenPlan, predicted: Predicted | None = None) -> Plan:
-    """The plan file of a plan of any replicas."""
-    return plan_of_replicas(
-        plan.job,
-        plan.strategy,
-        plan.mode,
-        plan.buffer,
-        [_entry(plan, replica) for replica in plan.replicas],
-        sequence_parallel=plan.sequence_parallel,
-        predicted=predicted,
-    )
-
-
-def _entry(plan: UnevenPlan, replica: UnevenReplica) -> PlanReplica:
-    return PlanReplica(
-        len(replica.members),
-        replica.micro_batches,
-        tuple(_stage(plan, replica, number) for number in range(replica.layout.stages)),
-    )
-
-
-def _stage(plan: UnevenPlan, replica: UnevenReplica, number: int) -> PlanStage:
-    layers = replica.layout.layers
-    assert isinstance(layers, tuple)
-    members = [
-        PlanMember(
-            write_ranges([d.index for groups in replica.groups for d in groups[rank]]),
-            replica.tensor[rank],
-            share_text(replica.serves[rank]),
-            mode.value,
-        )
-        for (stage, rank), mode in zip(replica.held, replica.recovery, strict=True)
-        if stage == number
-    ]
-    several = PlanStage(
-        layers=layers[number],
-        micro_batch=replica.micro_batch * replica.joined_of(replica.ranks_of(number)[0]),
-        sharding=plan.mode.sharding,
-        members=tuple(members),
-    )
-    if len(members) > 1:
-        return several
-    only = several.only
-    return replace(
-        several, devices=only.devices, tensor=only.tensor, recovery=only.recovery, members=None
-    )
+def _numbered(replicas: Iterable[PlacedReplica]) -> Iterator[PlacedReplica]:
+    """Replicas with their numbers, as a plan file that lists them counts them."""
+    first = 0
+    for entry, replica in enumerate(replicas):
+        last = first + len(replica.groups)
+        yield replace(replica, seats=Seats(replica.groups, tuple(range(first, last))), entry=entry)
+        first = last

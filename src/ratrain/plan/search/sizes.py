@@ -14,9 +14,11 @@ from dataclasses import replace
 from itertools import pairwise, permutations
 
 from ratrain.cost.measured import Unmeasured
-from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica
+from ratrain.plan.layout.plan import Plan
+from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search.trial import E, Timed, timed_recovering
+from ratrain.plan.search.trial import timed_recovering
+from ratrain.plan.search.tried import E, Timed
 from ratrain.program.skeletons import SKELETONS
 
 OPS = 100_000
@@ -47,7 +49,7 @@ def in_other_sizes(start: Timed[E], begins: Callable[[], None]) -> Iterator[Time
         yield here
 
 
-def _timed(here: Timed[E], plan: UnevenPlan, bar_s: float) -> Timed[E] | None:
+def _timed(here: Timed[E], plan: Plan, bar_s: float) -> Timed[E] | None:
     """A plan as simulated, where it fits, perhaps with more recovery, and its layers were measured
     in these sizes."""
     try:
@@ -56,12 +58,12 @@ def _timed(here: Timed[E], plan: UnevenPlan, bar_s: float) -> Timed[E] | None:
         return None
 
 
-def _key(plan: UnevenPlan) -> object:
+def _key(plan: Plan) -> object:
     """What tells the plans that are tried apart."""
     return tuple((entry.sizes, entry.layout.layers) for entry in plan.replicas)
 
 
-def _neighbours(plan: UnevenPlan) -> Iterator[UnevenPlan]:
+def _neighbours(plan: Plan) -> Iterator[Plan]:
     """Every plan in which some ranks of an entry compute twice or half as many sequences at once,
     but all of them: that is a plan of another micro-batch, which the search has tried; and where
     its ranks differ in that, those in which a layer goes to a neighbouring stage."""
@@ -79,7 +81,7 @@ def _neighbours(plan: UnevenPlan) -> Iterator[UnevenPlan]:
             yield replace(plan, replicas=replicas)
 
 
-def _recut(entry: UnevenReplica) -> Iterator[UnevenReplica]:
+def _recut(entry: PlacedReplica) -> Iterator[PlacedReplica]:
     """A layer in the stage before or behind its own."""
     layers = entry.layout.layers
     assert isinstance(layers, tuple)  # a plan gives numbers
@@ -91,7 +93,7 @@ def _recut(entry: UnevenReplica) -> Iterator[UnevenReplica]:
             yield replace(entry, layout=replace(entry.layout, layers=tuple(moved)))
 
 
-def _together(entry: UnevenReplica) -> list[frozenset[int]]:
+def _together(entry: PlacedReplica) -> list[frozenset[int]]:
     """Ranks that are changed at once: those of a kind of device, and each alone."""
     ranks = range(entry.ranks)
     alone = [frozenset({rank}) for rank in ranks]
@@ -102,7 +104,7 @@ def _together(entry: UnevenReplica) -> list[frozenset[int]]:
     return [group for group in dict.fromkeys([*of_kinds, *alone]) if len(group) < entry.ranks]
 
 
-def _resized(entry: UnevenReplica, ranks: frozenset[int]) -> Iterator[tuple[int, ...]]:
+def _resized(entry: PlacedReplica, ranks: frozenset[int]) -> Iterator[tuple[int, ...]]:
     """Sizes twice and half as large on some ranks, where they divide each other and the share."""
     doubled = [2 * size if rank in ranks else size for rank, size in enumerate(entry.sizes)]
     halved = [size // 2 if rank in ranks else size for rank, size in enumerate(entry.sizes)]
@@ -112,7 +114,7 @@ def _resized(entry: UnevenReplica, ranks: frozenset[int]) -> Iterator[tuple[int,
         yield tuple(doubled)
 
 
-def _meet(entry: UnevenReplica, sizes: Sequence[int]) -> bool:
+def _meet(entry: PlacedReplica, sizes: Sequence[int]) -> bool:
     """Whether a replica's stages may have these sizes."""
     in_order = sorted(sizes)
     return (

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.draft import Draft, shared, shares_of
 from ratrain.plan.search.parts import Part, part_of
@@ -127,9 +127,9 @@ def leaner(stages: Stages, draft: Draft, ranks: Sequence[int]) -> Draft | None:
     return shared(stages, [made[side] for side in sides], draft.shares, draft.state)
 
 
-def of_candidate(stages: Stages, candidate: Candidate) -> Draft | None:
+def of_plan(stages: Stages, plan: Plan) -> Draft | None:
     """The draft of a plan of alike replicas; None where drafts cannot say it."""
-    layout = candidate.layout
+    layout = plan.layout
     if layout.virtual > 1:
         return None
     pool_of = {d.index: n for n, pool in enumerate(stages.pools) for d in pool.devices}
@@ -138,20 +138,20 @@ def of_candidate(stages: Stages, candidate: Candidate) -> Draft | None:
             stages,
             tuple(
                 Post(
-                    pool_of[candidate.placement.device(stage, data).index],
+                    pool_of[groups[stage][0].index],
                     layout.tensor,
                     layout.sequence_parallel,
                 )
                 for stage in range(layout.pipeline)
             ),
-            candidate.job.batch.micro_batch,
+            plan.alike.micro_batch,
             layout.data,
-            candidate.mode,
-            candidate.layers,
+            plan.mode,
+            plan.alike.layers,
         )
-        for data in range(layout.data)
+        for groups in plan.by_number
     ]
     fitting = [part for part in parts if part is not None]
     if len(fitting) < len(parts):
         return None
-    return shared(stages, fitting, [candidate.micro_batches] * layout.data, candidate.mode)
+    return shared(stages, fitting, [plan.alike.micro_batches] * layout.data, plan.mode)

@@ -12,8 +12,9 @@ from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.layout.enumerate import divisors_of
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.other_clusters import devices_of_kind, kinds_of, only_kinds
-from ratrain.plan.search.layouts import Progress, Tried
+from ratrain.plan.search.layouts import Progress
 from ratrain.plan.search.misfit import planned
+from ratrain.plan.search.tried import Tried
 from ratrain.program.strategies import FORWARD_RECOVERY, LAYERWISE, PREFETCH, STRATEGIES
 
 Watch = Callable[[str], AbstractContextManager[Progress | None]]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica, has_members
 from ratrain.plan.layout.further_orders import (
     MOST_OPS,
     SPLIT_ORDERS,
@@ -23,11 +22,14 @@ from ratrain.plan.layout.further_orders import (
     in_split_order,
     takes_other_orders,
 )
+from ratrain.plan.layout.plan import Plan, has_members
+from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.on_devices import plans_of
 from ratrain.plan.search.pools import Pool
 from ratrain.plan.search.sizes import in_other_sizes
-from ratrain.plan.search.trial import Drafted, E, Timed, fastest_of, timed_recovering
+from ratrain.plan.search.trial import fastest_of, timed_recovering
+from ratrain.plan.search.tried import Drafted, E, Timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.skeletons import TOGETHER, layer_major_name
 
@@ -46,7 +48,7 @@ def in_layer_orders(
                 yield faster
 
 
-def together_tried(plan: UnevenPlan) -> tuple[int, ...]:
+def together_tried(plan: Plan) -> tuple[int, ...]:
     """How many micro-batches a plan may take together, under the conditions of alike replicas: its
     order is left to the planner, ranks that hold the whole model exchange gradients, and the ends
     of its step count. None where a stage computes several micro-batches at once."""
@@ -59,7 +61,7 @@ def together_tried(plan: UnevenPlan) -> tuple[int, ...]:
     return tuple(together for together in TOGETHER if together < 2 * max(counts))
 
 
-def _has_whole_model(plan: UnevenPlan) -> bool:
+def _has_whole_model(plan: Plan) -> bool:
     """Whether a rank holds the whole model, and others hold parts of it too."""
     shared = sum(len(replica.members) for replica in plan.replicas) > 1 or has_members(plan)
     return shared and any(replica.layout.stages == 1 for replica in plan.replicas)
@@ -113,7 +115,7 @@ def in_split_orders(
         yield from tried
 
 
-def may_be_split(plan: UnevenPlan) -> bool:
+def may_be_split(plan: Plan) -> bool:
     """Whether a plan's order is left to the planner, it keeps all activations, and a replica has
     waits that weight gradients could fill.
     Not where sequences are divided: see `layout.further_orders`."""
@@ -127,7 +129,7 @@ def may_be_split(plan: UnevenPlan) -> bool:
     )
 
 
-def _waits(replica: UnevenReplica) -> bool:
+def _waits(replica: PlacedReplica) -> bool:
     """Whether its stages wait for each other: there are several, and micro-batches too."""
     return replica.layout.pipeline > 1 and replica.micro_batches > 1
 
@@ -168,7 +170,7 @@ def _changed(search: SplitSearch, start: Timed[Drafted], name: str) -> Iterator[
         yield here
 
 
-def _keeps_all(plan: UnevenPlan) -> bool:
+def _keeps_all(plan: Plan) -> bool:
     modes = (mode for replica in plan.replicas for mode in replica.recovery)
     return all(mode is Recovery.NONE for mode in modes)
 

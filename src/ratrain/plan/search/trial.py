@@ -3,73 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from math import inf
-from typing import Generic, Protocol, TypeVar
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
-from ratrain.plan.case.ready import Subject
-from ratrain.plan.case.subject import subject_of
-from ratrain.plan.file.checks import untrainable
-from ratrain.plan.file.form import Plan, Predicted
-from ratrain.plan.file.uneven import UnevenPlan, has_members
+from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.price.least_time import least_step_s
+from ratrain.plan.price.places import PlanCosts
 from ratrain.plan.price.trial import STEPS, maker, proof
-from ratrain.plan.price.uneven_places import PlanCosts
 from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.on_devices import file_of_plan, plans_of
+from ratrain.plan.search.on_devices import plans_of
 from ratrain.plan.search.pools import Pool
+from ratrain.plan.search.tried import E, Timed
 from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import step_time_s
-
-
-class Drafted(Protocol):
-    """A plan before it has devices."""
-
-    @property
-    def estimate_s(self) -> float: ...
-
-    @property
-    def ops(self) -> int:
-        """About as many ops as its program has."""
-        ...
-
-
-D = TypeVar("D", bound=Drafted, covariant=True)
-E = TypeVar("E", bound=Drafted)
-
-
-@dataclass(frozen=True)
-class Timed(Generic[D]):
-    """A plan with its draft, its simulated step and its fullest rank's proven peak."""
-
-    draft: D
-    plan: UnevenPlan
-    step_s: float
-    bound_bytes: int
-
-    @property
-    def estimate_s(self) -> float:
-        return self.draft.estimate_s
-
-    def file(self) -> Plan:
-        """Its plan file."""
-        return file_of_plan(self.plan, Predicted(self.step_s, self.bound_bytes))
-
-    def subject(self) -> Subject:
-        """The plan, to the bit as it is read from its file."""
-        job = self.plan.job
-        return subject_of(self.file(), str(job.path or "job"), job)
-
-    @property
-    def refusals(self) -> list[str]:
-        """Why `ratrain train` cannot run it."""
-        reasons = [what for what, _ in untrainable(self.plan)]
-        if not self.plan.job.backend.trains:
-            reasons.append(f"the backend {self.plan.job.backend.name} cannot train")
-        return reasons
 
 
 def timed(
@@ -85,7 +33,7 @@ def timed(
 
 
 def fastest_of(
-    plans: Iterable[UnevenPlan], draft: E, best_s: float, *, proved_last: bool = False
+    plans: Iterable[Plan], draft: E, best_s: float, *, proved_last: bool = False
 ) -> tuple[Timed[E] | None, tuple[int, ...]]:
     """The fastest of a draft's plans that is proved to fit, unless a lower bound says that none is
     faster than `best_s`; else the program ranks whose memory is short. `proved_last`: what is no
@@ -103,7 +51,7 @@ def fastest_of(
     return best, () if best is not None else short
 
 
-def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | None, tuple[int, ...]]:
+def timed_plan(draft: E, plan: Plan, bar_s: float) -> tuple[Timed[E] | None, tuple[int, ...]]:
     """A plan if it is proved to fit, unless a lower bound says that it is no faster than `bar_s`;
     else the program ranks whose memory is short."""
     costs = PlanCosts(plan)
@@ -120,11 +68,11 @@ def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | Non
     if has_members(plan) and step_s < bar_s:
         step_s = simulate_proved(proved, of_steps).step_time_s  # a short and a long may alternate
     bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
-    return Timed(draft, plan, step_s, bound_bytes), ()
+    return Timed(plan, draft.estimate_s, step_s, bound_bytes, draft=draft), ()
 
 
 def timed_recovering(
-    draft: E, plan: UnevenPlan, bar_s: float, *, proved_last: bool = False
+    draft: E, plan: Plan, bar_s: float, *, proved_last: bool = False
 ) -> Timed[E] | None:
     """A plan as `fastest_of` has it alone. Where memory is short on some ranks, their stages
     recover, if the schedule does."""
@@ -135,25 +83,16 @@ def timed_recovering(
     return fastest_of([leaner], draft, bar_s, proved_last=proved_last)[0]
 
 
-def _recovering(plan: UnevenPlan, short: Sequence[int]) -> UnevenPlan | None:
+def _recovering(plan: Plan, short: Sequence[int]) -> Plan | None:
     """The plan whose stages on these program ranks recover; None where they do, or may not."""
     mode = plan.strategy.recovery
     if not mode.again or plan.job.schedule.recovery != "auto":
         return None
-    replicas = tuple(
-        replace(
-            entry,
-            recovery=tuple(
-                mode if first + rank in short else known
-                for (_, rank), known in zip(entry.held, entry.recovery, strict=True)
-            ),
-        )
-        for first, entry in zip(plan.setup.first_rank, plan.replicas, strict=True)
-    )
-    return None if replicas == plan.replicas else replace(plan, replicas=replicas)
+    leaner = plan.in_mode(mode, short)
+    return None if leaner.replicas == plan.replicas else leaner
 
 
-def _may_be_faster(plan: UnevenPlan, bar_s: float) -> bool:
+def _may_be_faster(plan: Plan, bar_s: float) -> bool:
     """Whether a plan takes less than so long as it is simulated, proved or not."""
     costs = PlanCosts(plan)
     if _least_s(plan, costs) >= bar_s:
@@ -165,7 +104,7 @@ def _may_be_faster(plan: UnevenPlan, bar_s: float) -> bool:
         return False
 
 
-def _least_s(plan: UnevenPlan, costs: PlanCosts) -> float:
+def _least_s(plan: Plan, costs: PlanCosts) -> float:
     """No program of a plan takes less."""
     return least_step_s(plan.strategy, plan.setup, plan.choices, costs.of(plan.setup))
 

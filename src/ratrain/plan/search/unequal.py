@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.file.uneven import UnevenPlan, has_members
-from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.price.kind_speed import least_step_s
 from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.drafts import DraftSearch, Progress
@@ -26,7 +25,7 @@ from ratrain.plan.search.effort import effort_of
 from ratrain.plan.search.members_search import members_search
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.sizes import in_other_sizes
-from ratrain.plan.search.space import of_candidate
+from ratrain.plan.search.space import of_plan
 from ratrain.plan.search.split import (
     SplitSearch,
     in_layer_orders,
@@ -34,7 +33,7 @@ from ratrain.plan.search.split import (
     may_be_split,
     together_tried,
 )
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.program.skeletons import SKELETONS
 
 DEVICES = 256
@@ -87,7 +86,7 @@ def _has_unlike(job: JobSpec) -> bool:
 
 def unequal_search(
     job: JobSpec,
-    known: Sequence[Candidate],
+    known: Sequence[Plan],
     known_s: float,
     progress: Progress | None = None,
     *,
@@ -101,7 +100,7 @@ def unequal_search(
     began = time.perf_counter()
     whole_s = known_s if whole_s is None else whole_s
     seeker = DraftSearch(job, whole_s, progress, effort_of(job.cluster.devices, quick=quick))
-    starts = [start for plan in known if (start := of_candidate(seeker.stages, plan)) is not None]
+    starts = [start for plan in known if (start := of_plan(seeker.stages, plan)) is not None]
     trains = job.backend.trains
     alone = seeker.best_of(starts, whole_s, lambda draft: draft.trainable) if trains else []
     alone = _in_other_sizes(seeker, alone)
@@ -185,7 +184,7 @@ def _reordered(
     seeker: DraftSearch,
     plans: Sequence[Timed[Drafted]],
     starts: Sequence[Draft],
-    may_be: Callable[[UnevenPlan], bool],
+    may_be: Callable[[Plan], bool],
 ) -> list[Timed[Drafted]]:
     """The fastest of these plans, and all of these starts, that may be in another order."""
     fit = [plan for plan in plans if may_be(plan.plan)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
-from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.orders.of_plan import PlanOrders, compare_orders, search_orders_of_plan
 from ratrain.plan.orders.schedules import Comparison, Progress, compare_schedules
 from ratrain.plan.orders.search import Limits
@@ -29,7 +29,7 @@ from ratrain.plan.words.searched import (
     unsuccessful_text,
 )
 
-LaidOut = JobSpec | UnevenPlan
+LaidOut = JobSpec | Plan
 """What orders are compared on: a job with a layout, or a plan."""
 Compared = Comparison | PlanOrders
 
@@ -39,12 +39,12 @@ def laid_out(job: JobSpec, progress: Progress | None = None) -> LaidOut:
     if job.layout is not None:
         return job
     subject = every_plan(job, progress).chosen.subject()
-    return subject if isinstance(subject, UnevenPlan) else subject.job
+    return subject if not subject.is_layout else subject.job
 
 
 def compare(subject: LaidOut, file: Path, progress: Progress | None = None) -> Compared:
     """Every order with a name on a job or a plan, out of a file."""
-    if isinstance(subject, UnevenPlan):
+    if isinstance(subject, Plan):
         return compare_orders(subject, file, progress)
     return compare_schedules(subject, progress)
 

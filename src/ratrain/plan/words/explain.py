@@ -8,12 +8,12 @@ from math import inf
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import KindPart, kind_parts
-from ratrain.plan.case.layout_words import candidate_json, plan_name
-from ratrain.plan.case.ready import Subject
-from ratrain.plan.case.subject import case_of_subject
+from ratrain.plan.case.layout_words import layout_json, plan_name
 from ratrain.plan.layout.further_orders import with_order_open
 from ratrain.plan.layout.other_clusters import kinds_of
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.added import Added, added_hosts
 from ratrain.plan.search.known_plans import KnownPlans
 from ratrain.plan.search.misfit import Misfit, misfits
@@ -63,7 +63,7 @@ _LEGEND = "w weights  o optimizer  g gradients  i layer inputs  s activations  m
 class Explanation:
     """A plan, its simulation, and the plans that it is judged by."""
 
-    subject: Subject
+    subject: Plan
     simulation: Simulation
     known: KnownPlans
     near: tuple[Misfit, ...]
@@ -88,10 +88,10 @@ class Explanation:
         return min(steps)
 
 
-def explain(subject: Subject, known: KnownPlans, watch: Watch = unwatched) -> Explanation:
+def explain(subject: Plan, known: KnownPlans, watch: Watch = unwatched) -> Explanation:
     """The `Explanation` of a plan: proved and simulated in full, then taken apart by kind of
     device, and planned without and with more of each. `watch` shows what takes its time."""
-    case = case_of_subject(subject)
+    case = Case(subject)
     simulation = simulate_proved(case.proved, case.costs)
     several, asked = len(kinds_of(case.job)) > 1, with_order_open(case.job)
     tokens_per_s = case.tokens / simulation.step_time_s
@@ -144,7 +144,7 @@ def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[Kind
     if faster:
         gain = max(faster, key=lambda misfit: step_s - misfit.step_s)
         return (
-            f"memory: with {format_bytes(gain.missing_bytes)} more, {plan_name(gain.candidate)} "
+            f"memory: with {format_bytes(gain.missing_bytes)} more, {plan_name(gain.plan)} "
             f"would take {format_time(gain.step_s)} ({100 * (1 - gain.step_s / step_s):.1f} % less)"
         )
     kind, exposed_s = max(simulation.exposed_s.items(), key=lambda pair: pair[1])
@@ -180,7 +180,7 @@ def _plan(explained: Explanation) -> Iterator[str]:
     if subject.is_layout:
         job = subject.job
         yield f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
-    yield from case_of_subject(subject).plan_headline()
+    yield from Case(subject).plan_headline()
 
 
 def _memory(explained: Explanation) -> Iterator[str]:
@@ -258,9 +258,9 @@ def _misfits(explained: Explanation) -> Iterator[str]:
 
 
 def _near(near: Misfit) -> list[str]:
-    candidate = near.candidate
+    plan = near.plan
     lines = wrapped(
-        f"- {plan_name(candidate)}, sharding level {candidate.mode.sharding}: "
+        f"- {plan_name(plan)}, sharding level {plan.mode.sharding}: "
         f"estimated {format_time(near.step_s)} per step; needs "
         f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
         f"{takes(near.item)} {format_bytes(near.item_bytes)}"
@@ -273,7 +273,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
     simulation, layouts = explained.simulation, explained.known.alike
     return {
-        "plan": case_of_subject(explained.subject).plan_json(),
+        "plan": Case(explained.subject).plan_json(),
         "feasible": simulation.feasible,
         "step_time_s": simulation.step_time_s,
         "budget_bytes": [_budget_of(simulation, bound.rank) for bound in explained.bounds],
@@ -304,7 +304,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
         "unequal": unequal_json(explained.known.unequal, 24),
         "rejected": [
             {
-                "plan": candidate_json(near.candidate),
+                "plan": layout_json(near.plan),
                 "estimate_s": near.step_s,
                 "stage": near.stage,
                 "missing_bytes": near.missing_bytes,

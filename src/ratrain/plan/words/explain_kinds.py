@@ -8,11 +8,11 @@ from typing import Any
 
 from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
-from ratrain.plan.case.subject import case_of_subject
 from ratrain.plan.search.added import Added
-from ratrain.plan.search.every_plan import Simulated
 from ratrain.plan.search.speedup import DEFINITION, Alone, Speedup
+from ratrain.plan.search.tried import Tried
 from ratrain.plan.words.tables import WIDTH, plain_table, rendered, wrapped
 
 _PLAN = "plan; activations"
@@ -208,8 +208,8 @@ def _has(alone: Sequence[Alone]) -> str:
     return "has" if len(alone) == 1 else "have"
 
 
-def _plan_words(found: Simulated | None) -> str:
-    return "" if found is None else case_of_subject(found.plan).in_brief
+def _plan_words(found: Tried | None) -> str:
+    return "" if found is None else Case(found.plan).in_brief
 
 
 # ---- one more host -----------------------------------------------------------------------
@@ -332,5 +332,5 @@ def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
     ]
 
 
-def _plan_json(found: Simulated | None) -> dict[str, Any] | None:
-    return None if found is None else case_of_subject(found.plan).found_json()
+def _plan_json(found: Tried | None) -> dict[str, Any] | None:
+    return None if found is None else Case(found.plan).found_json()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.plan.case.ready import Subject
-from ratrain.plan.case.replicas_words import plan_words
-from ratrain.plan.case.subject import case_of_subject
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.replicas_words import short_name
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.known_plans import KnownPlans
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.plan.words.tables import plain_table, rendered, table, wrapped
 
 SHOWN = 6
@@ -18,7 +18,7 @@ ALIKE = 5e-4
 """Steps that differ by less of one are called equal."""
 
 
-def others_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[str]:
+def others_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str]:
     """How the plan stands among those that the planner found, and these."""
     yield from _unequal_text(subject, step_s, known)
     yield from _moves_text(known)
@@ -42,15 +42,15 @@ def others_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[
     yield from table(alike.tried[:SHOWN])
 
 
-def _unequal_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[str]:
+def _unequal_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str]:
     """The plans whose stages or replicas differ, beside the plan itself."""
     if known.unequal is None:
         return
-    itself = "" if subject.is_layout else case_of_subject(subject).short_name
+    itself = "" if subject.is_layout else Case(subject).short_name
     others = [
         plan
         for plan in (*known.unequal.trainable, *known.unequal.others)
-        if abs(plan.step_s / step_s - 1) > 1e-9 or plan_words(plan.plan) != itself
+        if abs(plan.step_s / step_s - 1) > 1e-9 or short_name(plan.plan) != itself
     ]
     if not others:
         words = "No plan" if subject.is_layout else "No other plan"
@@ -63,10 +63,9 @@ def _unequal_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterato
     else:
         least = min(others, key=lambda plan: plan.step_s)
         yield from wrapped(
-            f"The runner-up whose stages or replicas differ takes {_more(least.step_s, step_s)} "
-            "time:"
+            f"The runner-up whose stages or replicas differ takes {_more(least.step_s, step_s)}:"
         )
-    yield from _table(sorted(others, key=lambda plan: plan.step_s)[:SHOWN], step_s)
+    yield from _table(sorted(others, key=lambda plan: plan.step_s), step_s)
     yield ""
 
 
@@ -97,16 +96,22 @@ def _table(plans: list[Timed[Drafted]], step_s: float) -> list[str]:
     rows = plain_table(
         ("step", True), ("than\nthis", True), ("memory", True), ("replicas; levels", False)
     )
-    for plan in plans:
-        only = "" if not plan.refusals else "; only simulated"
-        rows.add_row(
-            format_time(plan.step_s),
-            f"{100 * (plan.step_s / step_s - 1):+.2f} %",
-            format_bytes(plan.bound_bytes),
-            f"{plan_words(plan.plan)}; sharding {plan.plan.mode.sharding}{only}",
-        )
+    different = dict.fromkeys(_row(plan, step_s) for plan in plans)  # what reads the same once
+    for row in list(different)[:SHOWN]:
+        rows.add_row(*row)
     return rendered(rows)
 
 
+def _row(plan: Timed[Drafted], step_s: float) -> tuple[str, str, str, str]:
+    only = "" if not plan.refusals else "; only simulated"
+    return (
+        format_time(plan.step_s),
+        f"{round(100 * (plan.step_s / step_s - 1), 2) + 0.0:+.2f} %",
+        format_bytes(plan.bound_bytes),
+        f"{short_name(plan.plan)}; sharding {plan.plan.mode.sharding}{only}",
+    )
+
+
 def _more(other_s: float, step_s: float) -> str:
-    return f"{100 * (other_s / step_s - 1):.1f} % more"
+    more = other_s / step_s - 1
+    return "as much time" if abs(more) < ALIKE else f"{100 * more:.1f} % more time"

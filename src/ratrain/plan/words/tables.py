@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.describe.lines import WIDTH, wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.plan.case.layout_words import ACTIVATIONS, degrees, headline
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.layout_words import ACTIVATIONS, headline, short_name
 from ratrain.plan.case.measured_blocks import left_out_words
-from ratrain.plan.case.subject import case_of_subject
 from ratrain.plan.layout.further_orders import order_name
-from ratrain.plan.search.every_plan import Simulated
-from ratrain.plan.search.layouts import Search, Tried
+from ratrain.plan.search.layouts import Search
+from ratrain.plan.search.tried import Tried
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.setup import Setup
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def _why_idle(search: Search) -> list[str]:
     """Why the best plan of identical replicas leaves devices idle."""
-    if not search.best.candidate.idle:
+    if not search.best.plan.idle:
         return []
     devices = search.job.cluster.devices
     if not any(checked.group.layout.devices == devices for checked in search.checked):
@@ -57,7 +57,7 @@ def search_text(search: Search, top: int, fastest_s: float | None = None) -> lis
             f"{job.model.sequence_length} tokens"
         ),
         "",
-        *headline(best.candidate),
+        *headline(best.plan),
         *_why_idle(search),
         *wrapped(
             f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; {_peaks(best)}"
@@ -77,7 +77,7 @@ def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
     """Plans, best first: what they are, and how much slower than `fastest_s`, else than the first.
     The last column breaks where it is too long."""
     least_s = tried[0].step_s if fastest_s is None else fastest_s
-    orders = [order_name(row.candidate.job.schedule) for row in tried]
+    orders = [order_name(row.plan.job.schedule) for row in tried]
     order_too = "order; " if any(orders) else ""
     rows = plain_table(
         ("step", True),
@@ -88,9 +88,9 @@ def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
         (f"pipeline (p) x data (d) x tensor (t);\n{order_too}activations", False),
     )
     for row, order in zip(tried, orders, strict=True):
-        plan = row.candidate
+        plan = row.plan
         where = "sharded" if plan.mode.sharded_gradients else "local"
-        modes = Counter(ACTIVATIONS[mode] for mode in plan.recovery)
+        modes = Counter(ACTIVATIONS[mode] for mode in plan.alike.recovery)
         activations = ", ".join(
             f"{mode} on {counted(count, 'stage')}" for mode, count in modes.items()
         )
@@ -100,7 +100,7 @@ def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
             format_bytes(row.bound_bytes),
             f"{plan.job.batch.micro_batch}",
             f"{plan.mode.sharding} {where}",
-            "; ".join(part for part in (degrees(plan), order, activations) if part),
+            "; ".join(part for part in (short_name(plan), order, activations) if part),
         )
     return rendered(rows)
 
@@ -132,10 +132,10 @@ def rendered(made: Table) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def simulated_json(simulated: Simulated) -> dict[str, Any]:
+def simulated_json(simulated: Tried) -> dict[str, Any]:
     """A plan that was simulated; of replicas that differ, also why processes cannot run it."""
     body = {
-        "plan": case_of_subject(simulated.plan).found_json(),
+        "plan": Case(simulated.plan).found_json(),
         "step_time_s": simulated.step_s,
         "estimate_s": simulated.estimate_s,
         "bound_bytes": simulated.bound_bytes,

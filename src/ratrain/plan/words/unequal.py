@@ -6,11 +6,11 @@ from math import inf, isinf
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan.case.subject import case_of_subject
-from ratrain.plan.file.uneven import has_members
+from ratrain.plan.case.case import Case
+from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
-from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.tried import Drafted, Timed
 from ratrain.plan.search.unequal import DEVICES, UnequalSearch, has_too_many
 from ratrain.plan.words.tables import (
     search_json,
@@ -42,7 +42,7 @@ def _best(plans: EveryPlan) -> list[str]:
     best, alike = plans.best, plans.alike
     if best is None:
         return []
-    lines = case_of_subject(best.plan).headline()
+    lines = Case(best.plan).headline()
     lines += [_step(plans, best), *(part for line in _refused(best) for part in wrapped(line))]
     lines += [*_unshared(plans, best), *_reordered(plans, best)]
     if alike is None:
@@ -82,7 +82,7 @@ def _usual_s(plans: EveryPlan) -> float:
     """The step of the fastest plan in the job's own order; infinite where none is known."""
     alike = plans.alike.tried if plans.alike is not None else ()
     unequal = plans.unequal.trainable if plans.unequal is not None else ()
-    steps = [(tried.candidate.job.schedule.skeleton, tried.step_s) for tried in alike]
+    steps = [(tried.plan.job.schedule.skeleton, tried.step_s) for tried in alike]
     steps += [(timed.plan.job.schedule.skeleton, timed.step_s) for timed in unequal]
     asked = plans.job.schedule.skeleton
     return min((step_s for skeleton, step_s in steps if skeleton == asked), default=inf)
@@ -108,7 +108,7 @@ def _beyond(plans: EveryPlan) -> list[str]:
     faster = plans.faster
     if faster is not None:
         lines += ["", "Faster, but not trainable yet (--fastest FILE writes it):"]
-        lines += [f"  {line}" for line in case_of_subject(faster.plan).headline()[1:]]
+        lines += [f"  {line}" for line in Case(faster.plan).headline()[1:]]
         lines += [f"  {_step(plans, faster)}"]
         lines += [f"  {part}" for line in _refused(faster) for part in wrapped(line)]
     elif plans.best is None:

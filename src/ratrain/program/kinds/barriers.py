@@ -19,14 +19,14 @@ def _all_backward(b: Binding, ops: Ops) -> None:
         ops = ops.where(b.unit.reduced[ops.unit])
         b.reads(ops, transit(b, ops))
     else:
-        ops = b.with_units_of_rank(ops)
+        ops = b.with_trained_units(ops)
         ops = ops.where(b.unit.micro_batches[ops.unit] > 0)
         b.reads(ops, b.gradient(ops, b.unit.micro_batches[ops.unit]))
 
 
 def _all_synced(b: Binding, ops: Ops) -> None:
     """AllSynced: reads every reduced gradient of the rank."""
-    ops = b.with_units_of_rank(ops)
+    ops = b.with_trained_units(ops)
     b.reads(ops, b.reduced(ops))
 
 

@@ -10,9 +10,10 @@ from ratrain.program.rules import declare
 
 def _save(b: Binding, ops: Ops) -> None:
     """Save: the new optimizer and the new weights in, and the new residual
-    where errors are fed back. The next step's writes wait for it. Of a unit whose optimizer is in
-    another tier it reads what the update has just left on the device, in slots that later updates
-    of the step wait for: weights are read before they are gathered."""
+    where errors are fed back. The next step's writes wait for it. Of a frozen unit: nothing. Of one
+    whose optimizer is in another tier it reads what the update has just left on the device, in
+    slots that later updates of the step wait for: weights are read before they are gathered."""
+    ops = ops.where(b.unit.trained[ops.unit])
     b.reads(ops, b.new_optimizer(ops))
     early = b.away(ops.unit) & b.gathered_per_step(ops.unit)
     b.reads(updated := ops.where(early), b.reduced(updated).next())

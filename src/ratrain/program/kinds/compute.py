@@ -17,7 +17,7 @@ from ratrain.program.kinds.inputs import (
 )
 from ratrain.program.replicas import Recovery
 from ratrain.program.rules import declare
-from ratrain.program.units import RECOVERY_CODE
+from ratrain.program.units import RECOVERY_CODE, Bools
 
 
 def _forward(b: Binding, ops: Ops) -> None:
@@ -98,7 +98,8 @@ def _free_activations(b: Binding, ops: Ops, saved: Ref) -> None:
 def _accumulate(b: Binding, ops: Ops) -> None:
     """Gradients add up in the order of micro-batches, whatever the schedule: version place + 1.
     Where backward sends, its GradSync happens beside it, and the buckets between them are theirs
-    alone: the next backward's GradSync comes behind this one's."""
+    alone: the next backward's GradSync comes behind this one's. Frozen units have none."""
+    ops = ops.where(b.unit.trained[ops.unit])
     sharded = b.reduced_per_micro_batch(ops.unit)
     if sharded.any() and not b.setup.backward_sends:
         passing = ops.where(sharded)
@@ -112,7 +113,11 @@ def _accumulate(b: Binding, ops: Ops) -> None:
 
 def transit(b: Binding, ops: Ops) -> Ref:
     """The slot that an unreduced gradient passes on its way to its owners."""
-    return b.rank_slot("transit", ops, lambda binding: binding.is_any(Kind.B, Kind.W))
+    return b.rank_slot("transit", ops, _makes_gradient)
+
+
+def _makes_gradient(b: Binding) -> Bools:
+    return b.is_any(Kind.B, Kind.W) & b.unit.trained[b.every().unit]
 
 
 def _hand_back(b: Binding, ops: Ops) -> None:

@@ -27,9 +27,10 @@ def shard_states(program: Program, level: int, *, once: bool = False) -> Program
     setup = replace(program.setup, sharding=level, gathers_per_pass=once and level == 3)
 
     def gathers(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
-        is_reduced = _reduced_units(program, rank)
+        is_reduced = _units(program, rank, program.setup.is_reduced)
         if setup.gathers_per_use:
-            yield from filter(is_reduced, _gathers_of_uses(program.lane(rank, Lane.COMPUTE)))
+            uses = _gathers_of_uses(program.lane(rank, Lane.COMPUTE))
+            yield from filter(_units(program, rank, setup.is_shared), uses)
         elif setup.gathers:
             for action in program.lane(rank, Lane.UPDATE):
                 if action.kind is Kind.AllSynced:
@@ -55,7 +56,7 @@ def accumulate_sharded(program: Program) -> Program:
     sharded = program.with_setup(setup)
 
     def each(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
-        is_reduced = _reduced_units(program, rank)
+        is_reduced = _units(program, rank, program.setup.is_reduced)
         ended = [
             (stage, micro_batch, unit)
             for stage, unit, micro_batch in completion_order(sharded, rank)
@@ -96,10 +97,10 @@ def gather_once(program: Program) -> Program:
     return program.edit("gather-once", Lane.GATHER, by=first_of_pass, setup=setup)
 
 
-def _reduced_units(program: Program, rank: int) -> Callable[[Action], bool]:
-    """Whether an action of a rank is about a unit that other ranks hold too."""
-    held, setup = dict(program.held_by(rank)), program.setup
-    return lambda action: setup.is_reduced(held[action.stage].units[action.unit].name)
+def _units(program: Program, rank: int, chosen: Callable[[str], bool]) -> Callable[[Action], bool]:
+    """Whether an action of a rank is about a unit with a chosen name."""
+    held = dict(program.held_by(rank))
+    return lambda action: chosen(held[action.stage].units[action.unit].name)
 
 
 def _gathers_of_uses(compute: Iterable[Action]) -> Iterator[Action]:

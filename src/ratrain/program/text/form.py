@@ -24,8 +24,9 @@ from __future__ import annotations
 FORMAT, VERSION = "ratrain program", 1
 SIZES = ("view_bytes", "gradient_bytes", "optimizer_bytes", "input_bytes", "saved_bytes")
 FLAGS = ("recoverable", "head")
+YES_OR_NO = (*FLAGS, "frozen")
 """The columns of a unit line: sizes, then yes or no."""
-WHERE_ANY = ("scratch_bytes", "scores_bytes")
+WHERE_ANY = ("scratch_bytes", "scores_bytes", "frozen")
 """Last columns, as far as any unit has some."""
 MOST_BYTES, MOST_COUNT, MOST_UNITS = 1 << 53, 1_000_000, 200_000
 """The largest size, number of anything, and number of units that are read."""

@@ -21,6 +21,7 @@ from ratrain.program.text.form import (
     SIZES,
     VERSION,
     WHERE_ANY,
+    YES_OR_NO,
 )
 from ratrain.program.text.values import (
     FIXES,
@@ -181,7 +182,7 @@ class _Reader:
         if kind in self._kinds:
             raise self._wrong(f"unit {shown(kind)} is described twice", "use another letter")
         values: dict[str, Any] = {
-            name: self._parsed(name, word, flag_of if name in FLAGS else size_of)
+            name: self._parsed(name, word, flag_of if name in YES_OR_NO else size_of)
             for name, word in zip(names, words, strict=True)
         }
         self._kinds[kind] = Unit("", **values)

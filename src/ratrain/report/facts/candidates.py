@@ -10,18 +10,18 @@ import numpy as np
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan import (
     NEAR,
+    Case,
     Checked,
     KindPart,
     Misfit,
+    Plan,
     Search,
-    Subject,
     Tried,
     binding,
     binding_words,
     busy_words,
-    candidate,
-    case_of_subject,
     misfits,
+    plan_of_row,
 )
 from ratrain.program.family_groups import takes
 from ratrain.report.contents import Advice, Candidates, Point
@@ -33,7 +33,7 @@ SLOWEST, FULLEST = 3.0, 2.0
 """Times the chosen plan's step, and times the budget, up to which configurations are drawn."""
 
 
-def candidates_of(chosen: Subject, simulation: Simulation, search: Search) -> Candidates:
+def candidates_of(chosen: Plan, simulation: Simulation, search: Search) -> Candidates:
     """Every configuration that was simulated, and of the others one for each neighbourhood."""
     budget = chosen.job.budgets[0]
     chosen_point = Point(
@@ -44,11 +44,11 @@ def candidates_of(chosen: Subject, simulation: Simulation, search: Search) -> Ca
             "simulated",
             tried.step_s,
             tried.bound_bytes,
-            _name(tried.candidate),
-            _details(tried.candidate),
+            _name(tried.plan),
+            _details(tried.plan),
         )
         for tried in search.tried
-        if tried.candidate.key != chosen.key
+        if tried.plan.key != chosen.key
     ]
     estimated = list(_estimated(search, simulation.step_time_s * SLOWEST, budget * FULLEST))
     undrawn = search.checks - sum(point.stands_for for point in estimated)
@@ -95,7 +95,7 @@ def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterat
             if place not in cells or step_s < cells[place][0]:
                 cells[place] = step_s, checked, row
     for place, (step_s, checked, row) in sorted(cells.items(), key=lambda cell: cell[1][0]):
-        layout = candidate(checked.group, row, checked.recovery[row])
+        layout = plan_of_row(checked.group, row, checked.recovery[row])
         memory = int(checked.missing_bytes[row]) + checked.group.job.budgets[0]
         kind = "fits" if place[2] else "misfit"
         yield Point(kind, step_s, memory, _name(layout), _details(layout), counts[place])
@@ -114,7 +114,7 @@ def _highest_bytes(search: Search, slowest_s: float) -> float:
 
 
 def advice_of(
-    chosen: Subject, simulation: Simulation, search: Search | None, kinds: Sequence[KindPart] = ()
+    chosen: Plan, simulation: Simulation, search: Search | None, kinds: Sequence[KindPart] = ()
 ) -> Advice:
     """What binds the chosen plan and what would help it; of each kind of device too, where they
     differ."""
@@ -126,7 +126,7 @@ def advice_of(
     if simulation.feasible and not by_kind and fastest is not None and fastest.step_s < step_s:
         # Memory binds: the layout that shows it is told of once, with all that is known of it.
         binds = f"memory: {_near(fastest, step_s, told)}"
-        told.append(fastest.candidate)
+        told.append(fastest.plan)
         misses = tuple(misfit for misfit in misses if misfit is not fastest)
     ways = tuple(_ways(step_s, search, misses, told)) if search is not None else ()
     return Advice((), binds, ways, "", tuple(_kind_words(part, step_s) for part in kinds))
@@ -145,18 +145,18 @@ def _kind_words(part: KindPart, step_s: float) -> str:
 
 
 def _ways(
-    step_s: float, search: Search, misses: Sequence[Misfit], told: Sequence[Subject]
+    step_s: float, search: Search, misses: Sequence[Misfit], told: Sequence[Plan]
 ) -> Iterator[str]:
     """Plans that fit and are faster, then those that would be faster and do not fit. `told` are
     layouts that the reader knows by now."""
     faster: dict[str, Tried] = {}
     for tried in search.tried:  # of plans that differ in details alone, the fastest
         if tried.step_s < step_s * 0.999:
-            faster.setdefault(_name(tried.candidate), tried)
+            faster.setdefault(_name(tried.plan), tried)
     shown = list(faster.values())[:3]
     for tried in shown:
         gain = 100 * (1 - tried.step_s / step_s)
-        name = named_apart(tried.candidate, told)
+        name = named_apart(tried.plan, told)
         yield (
             f"{name} would take {format_time(tried.step_s)}, {gain:.1f} % less, and fits: at most "
             f"{format_bytes(tried.bound_bytes)}"
@@ -165,14 +165,14 @@ def _ways(
         yield "no faster plan that fits was found"
     for misfit in misses:  # one that is slower and does not fit would help nobody
         if misfit.step_s < step_s * 0.999:
-            yield _near(misfit, step_s, [*told, *(tried.candidate for tried in shown)])
+            yield _near(misfit, step_s, [*told, *(tried.plan for tried in shown)])
 
 
-def _near(misfit: Misfit, step_s: float, told: Sequence[Subject]) -> str:
+def _near(misfit: Misfit, step_s: float, told: Sequence[Plan]) -> str:
     change = misfit.change or "other degrees"
     gain = 100 * (1 - misfit.step_s / step_s)
     less = f", {gain:.1f} % less,"
-    name, step = named_apart(misfit.candidate, told), format_time(misfit.step_s)
+    name, step = named_apart(misfit.plan, told), format_time(misfit.step_s)
     return (
         f"{name} would take {step}{less} and needs {format_bytes(misfit.missing_bytes)} more on "
         f"stage {misfit.stage}, where {takes(misfit.item)} "
@@ -180,7 +180,7 @@ def _near(misfit: Misfit, step_s: float, told: Sequence[Subject]) -> str:
     )
 
 
-def named_apart(candidate: Subject, others: Sequence[Subject]) -> str:
+def named_apart(candidate: Plan, others: Sequence[Plan]) -> str:
     """A layout's name; where one of the others has the same name, also what differs from it."""
     name = _name(candidate)
     same = next((other for other in others if _name(other) == name), None)
@@ -191,9 +191,9 @@ def named_apart(candidate: Subject, others: Sequence[Subject]) -> str:
     return f"{name}, with {differing or 'its states held in another way'},"
 
 
-def _name(plan: Subject) -> str:
-    return case_of_subject(plan).name
+def _name(plan: Plan) -> str:
+    return Case(plan).name
 
 
-def _details(plan: Subject) -> tuple[str, ...]:
-    return case_of_subject(plan).details
+def _details(plan: Plan) -> tuple[str, ...]:
+    return Case(plan).details

@@ -10,18 +10,17 @@ from pathlib import Path
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan import (
     Case,
+    Plan,
     Search,
-    Subject,
     case_of_job,
-    case_of_subject,
     kind_parts,
     kinds_of,
     load_job,
     load_plan,
+    plan_of_file,
     plan_of_job,
     search_layouts,
     searched,
-    subject_of,
 )
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
@@ -113,12 +112,12 @@ def _case_and_search(
 ) -> tuple[Case, Search | None]:
     """The case, and the search over the layouts of its job. A job without a layout is planned."""
     if path.suffix == ".json":
-        subject = subject_of(load_plan(path), str(path))
-        return case_of_subject(subject), searched(subject, progress)
+        subject = plan_of_file(load_plan(path), str(path))
+        return Case(subject), searched(subject, progress)
     job = load_job(path, overrides)
     if job.layout is None:
         subject, known = plan_of_job(job, progress)
-        return case_of_subject(subject), known.alike
+        return Case(subject), known.alike
     return case_of_job(job), search_layouts(replace(job, layout=None), progress)
 
 
@@ -127,7 +126,7 @@ def _unsearched(search: Search | None) -> Iterator[str]:
         yield "Other layouts: the planner knows none of this job that takes all of its devices."
 
 
-def _verdict(chosen: Subject, simulation: Simulation, search: Search | None) -> Verdict:
+def _verdict(chosen: Plan, simulation: Simulation, search: Search | None) -> Verdict:
     step = format_time(simulation.step_time_s)
     if not simulation.feasible:
         findings = tuple(f"{f.rule}: {f.message}" for f in simulation.verdict.findings)
@@ -136,7 +135,7 @@ def _verdict(chosen: Subject, simulation: Simulation, search: Search | None) -> 
     best = search.best if search is not None and search.tried else None
     gain = 0.0 if best is None else 100 * (1 - best.step_s / simulation.step_time_s)
     if best is not None and gain > 2:
-        other, best_s = named_apart(best.candidate, [chosen]), format_time(best.step_s)
+        other, best_s = named_apart(best.plan, [chosen]), format_time(best.step_s)
         sentences += f" {other[:1].upper()}{other[1:]} would take {best_s}, {gain:.0f} % less."
     return Verdict("good" if gain < MUCH_FASTER else "plain", sentences)
 

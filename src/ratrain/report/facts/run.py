@@ -23,6 +23,7 @@ from ratrain.report.facts.words import case_facts, left_out_of
 from ratrain.report.thin import STEPS, shown_steps
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.facts import Attempt, attempts, read_facts
+from ratrain.runtime.run.goodput import PARTS
 from ratrain.runtime.run.report import report_of
 from ratrain.runtime.run_folder import RunFolder
 
@@ -118,6 +119,11 @@ def _tiles(report: dict[str, Any], rows: Sequence[Row]) -> Iterator[Tile]:
         yield Tile(
             "Throughput", f"{report['tokens_per_s']:,.0f} tokens/s", f"median, steps {first}-{last}"
         )
+    goodput = report["goodput"]
+    if goodput is not None:
+        rest = max(PARTS, key=lambda key: goodput[key])
+        note = f"most of the rest: {PARTS[rest]} {format_time(goodput[rest])}"
+        yield Tile("Goodput", f"{100 * goodput['fraction']:.1f} % in steps", note)
     fullest = max(report["memory"], key=lambda row: row["bound_bytes"])
     budget = fullest["budget_bytes"]
     yield Tile(

@@ -16,13 +16,13 @@ from ratrain.describe.job_checks import check_job
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.errors import RatrainError, SpecError
 from ratrain.plan import (
+    Case,
     Standing,
-    candidate_of_setup,
     costs_of,
     load_job,
     place,
+    plan_of_setup,
     search_layouts,
-    standing_of_placement,
     strategy_of,
 )
 from ratrain.program.program import Program
@@ -62,8 +62,8 @@ def plan_of_run(
         job = _job_of_run(facts, spec, folder)
         assert job.layout is not None
         placement = place(job, job.layout)
-        chosen = candidate_of_setup(job, placement, strategy_of(job), program.setup)
-        simulation = simulate(program, costs_of(job, placement, program.setup))
+        chosen = plan_of_setup(job, placement, strategy_of(job), program.setup)
+        simulation = simulate(program, costs_of(chosen, program.setup))
         alternatives = search_layouts(replace(job, layout=None), progress)
     except RatrainError as error:
         error_place = f"{error.place}: " if error.place else ""
@@ -73,7 +73,7 @@ def plan_of_run(
         return RunPlan(None, None, None, (reason,))
     candidates = candidates_of(chosen, simulation, alternatives)
     return RunPlan(
-        standing_of_placement(placement, job.cluster.members()),
+        Case(chosen).standing(),
         replace(candidates, notes=(f"Times come from {BASIS}.", *candidates.notes)),
         advice_of(chosen, simulation, alternatives),
         (),

@@ -27,14 +27,15 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.model import config_hash
 from ratrain.errors import CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
-from ratrain.models.huggingface_reader import read_range
-from ratrain.models.initialise import initial_range
+from ratrain.models.first_weights import first_weights
+from ratrain.models.frozen_weights import frozen_weights, require_same_frozen
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.same_optimizer import require_optimizer
+from ratrain.runtime.step.frozen import FROZEN
 from ratrain.runtime.step.states import Source
 from ratrain.runtime.step.tensor_parts import (
     StoredParts,
@@ -156,6 +157,7 @@ def _built(
     require_optimizer(job, checkpoint.manifest, str(path))
     if not spec.data_from or meta.step > spec.data_from:  # else another run's, of another text
         require_same(meta.state, data, job.path, path)
+    require_same_frozen(meta.state, frozen_of(job, spec), _folder(job, spec), path)
     parts = StoredParts(
         model,
         degrees,
@@ -165,7 +167,7 @@ def _built(
         return build(
             Begin(
                 meta.step,
-                _saved(parts, division, checkpoint.manifest),
+                _saved(parts, division, checkpoint.manifest, _fresh(job, spec, division)),
                 _loss_scale(job, meta.state),
                 int(meta.state.get("good_steps", 0)),
                 meta.step - int(meta.state.get("updates", meta.step)),
@@ -183,10 +185,12 @@ def _loss_scale(job: JobSpec, state: Mapping[str, Any]) -> float:
     return float(state.get("loss_scale", job.train.loss_scale))
 
 
-def _saved(parts: StoredParts, division: Division, manifest: Manifest) -> Source:
-    """What a checkpoint holds."""
+def _saved(parts: StoredParts, division: Division, manifest: Manifest, fresh: Source) -> Source:
+    """What a checkpoint holds; what nobody updates is as it was at first."""
 
     def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
+        if kind == FROZEN:
+            return fresh(unit, kind, low, high)
         if not is_residual(kind):
             return parts.read_range(unit, division, kind, low, high)
         kinds = begun_with(kind, manifest.kinds_of(parts.first_name(unit)))
@@ -196,19 +200,29 @@ def _saved(parts: StoredParts, division: Division, manifest: Manifest) -> Source
     return saved
 
 
+def frozen_of(job: JobSpec, spec: RunSpec) -> dict[str, Any]:
+    """What checkpoints keep of the weights that nobody updates."""
+    return frozen_weights(job.model.spec, job.train.seed, _folder(job, spec))
+
+
+def _folder(job: JobSpec, spec: RunSpec) -> Path | None:
+    """The Hugging Face folder that the job begins with."""
+    weights = job.train.weights
+    return None if weights is None else Path(spec.job_path).parent / weights
+
+
 def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
     """The weights that the job names, else random ones."""
     model = job.model.spec
     layouts = {name: unit_layout(model, name, division) for name in unit_names(model)}
-    weights = job.train.weights
+    folder = _folder(job, spec)
 
     def fresh(unit: str, kind: str, low: int, high: int) -> Tensor:
-        if kind != "weights":
+        if kind not in ("weights", FROZEN):
             return torch.zeros(high - low)
-        if weights is not None:
-            source = Path(spec.job_path).parent / weights
-            return read_range(source, model, unit, layouts[unit], low, high)
-        return initial_range(model, unit, layouts[unit], low, high, job.train.seed)
+        layout = layouts[unit] if kind == "weights" else layouts[unit].frozen
+        assert layout is not None
+        return first_weights(model, unit, layout, low, high, job.train.seed, folder)
 
     return fresh
 

@@ -32,6 +32,7 @@ from ratrain.runtime.rank.calibrate_links import (
 from ratrain.runtime.rank.calibration import Calibration, read_calibration, write_calibration
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.broadcast import summed
+from ratrain.runtime.step.captured import can_be_recorded, share_waited_for
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.ops import Sizes
 from ratrain.runtime.step.schedule import Schedule
@@ -62,6 +63,8 @@ def calibrate(
     network.barrier()
     views = [unit.shard_view if unit.view is None else unit.view for unit in states.units]
     between_s = between_ops_s(schedule, views, train.timeout_s, device)
+    if can_be_recorded(train, schedule, device):
+        between_s *= share_waited_for(schedule)
     network.barrier()
     processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
     network.barrier()

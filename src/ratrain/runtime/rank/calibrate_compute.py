@@ -12,9 +12,11 @@ from ratrain.describe.train import TrainSpec
 from ratrain.devices import Device, Memory
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
-from ratrain.program.kind import Kind
+from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.rank.calibration import UnitTimes
 from ratrain.runtime.rank.rehearsal import Passed, Rehearsal
+from ratrain.runtime.rank.timers import launched, recorded
+from ratrain.runtime.step.captured import can_be_recorded
 from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.optimizer import OwnedPart
@@ -25,7 +27,7 @@ LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
-_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25, "deferred": 1 << 20}
+_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25, "deferred": 1 << 20, "mt3000": 1 << 20}
 """Elements of the piece on which the optimizer is timed: a few of what it takes at once."""
 
 
@@ -41,9 +43,13 @@ def unit_times(
 ) -> tuple[UnitTimes, ...]:
     """The times of each unit of the rank; the ranks of a tensor group go through them together.
     `boundary`: the shape of what a rank has of a tensor between units."""
-    rehearsal = Rehearsal(schedule, states, boundary, batch, allocator, group, device.finish)
-    passes = _long_enough(rehearsal, group)
-    rehearsal.close()
+    timers = [launched(device.finish)]
+    if can_be_recorded(train, schedule, device):
+        timers.append(recorded(device.finish))
+    rehearsal = Rehearsal(schedule, states, boundary, batch, allocator, group, *timers)
+    with device.stream(Lane.COMPUTE.word):
+        passes = _long_enough(rehearsal, group)
+        rehearsal.close()
 
     def mean(kind: Kind, unit: int) -> float:
         # A mean, not a median: under a quota an op runs through or is cut by a pause, and only
@@ -64,6 +70,7 @@ def unit_times(
             update_s=_update_s(unit, states, train, device),
             narrowing_s=_narrowing_s(unit, states, device),
             elements=unit.padded,
+            gathered_elements=unit.gathered_elements,
             scratch_bytes=rehearsal.scratch_bytes[index],
             fetch_s=moved_s[0],
             store_s=moved_s[1],
@@ -104,7 +111,7 @@ def _of_first_rank(value: float, group: TensorGroup | None) -> float:
 def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
     """Rounding a piece of a gradient for the network, with its residual where errors are fed back;
     linearly extrapolated to the whole."""
-    if states.gradient_dtype == states.wire.gradients:
+    if states.gradient_dtype == states.wire.gradients or not unit.trained:
         return 0.0
     count = min(_UPDATED[device.place.type], unit.padded)
     wire, residual = states.wire.gradients, None
@@ -132,6 +139,8 @@ def _update_s(unit: UnitState, states: RankStates, train: TrainSpec, device: Dev
 def _update_here_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
     """The optimizer on copies of a piece of the largest part, linearly extrapolated to all; one
     that takes whole matrices, on copies of the largest one."""
+    if not unit.trained:
+        return 0.0
     part = max(unit.parts, key=lambda part: part.end - part.begin)
     run = slice(0, min(_UPDATED[device.place.type], part.end - part.begin))
     matrices = [max(part.parameters, key=lambda each: each.elements)] if train.rule.whole else []

@@ -19,7 +19,8 @@ class UnitTimes:
     weight_gradient_s: float
     update_s: float
     narrowing_s: float  # of a gradient that travels in fewer bits than it adds up in
-    elements: int  # of the flat buffer
+    elements: int  # of the flat buffer of what is updated
+    gathered_elements: int  # of what is gathered of its weights
     scratch_bytes: int
     passes: tuple[tuple[float, float], ...] = ()  # forward and back, of each pass that was timed
     fetch_s: float = 0.0  # of its optimizer states from the tier in which they wait

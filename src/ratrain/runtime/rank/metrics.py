@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ratrain.describe.job import JobSpec
 from ratrain.readers.files import unwritable
 from ratrain.readers.json_lines import end_last_line
+from ratrain.runtime.host import process_began_s
 from ratrain.runtime.rank.control import RankReport, Round
 from ratrain.runtime.rank.rows import Row, Tracker
 from ratrain.runtime.rank.validation import Validated
@@ -38,6 +39,7 @@ class StepRows:
     def __init__(self, job: JobSpec, budget_bytes: int | None, episode: int = 0) -> None:
         self._job, self._budget_bytes, self._episode = job, budget_bytes, episode
         self._tokens = job.batch.sequences * job.model.sequence_length
+        self._is_first = True
 
     def row(self, step: int, reports: Round) -> Row:
         """The row of a step."""
@@ -57,6 +59,9 @@ class StepRows:
             "budget_bytes": self._budget_bytes,
             "ranks": [_rank_row(report) for report in reports],
         }
+        if self._is_first:
+            body["started_s"] = process_began_s()
+            self._is_first = False
         if self._episode:
             body["episode"] = self._episode
         if norms:

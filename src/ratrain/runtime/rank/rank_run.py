@@ -32,7 +32,7 @@ from ratrain.runtime.failures import status_of, tell
 from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim
 from ratrain.runtime.rank.agreement import Reading, agree, read_run
-from ratrain.runtime.rank.beginning import Together, begun
+from ratrain.runtime.rank.beginning import Together, begun, frozen_of
 from ratrain.runtime.rank.calibrate import calibrate, gathered
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.devices import own_device
@@ -228,6 +228,7 @@ def _train(
     if rank == 0 and context.spec.allocator and not allocator.counts:
         log.say("what ranks allocate is neither counted nor limited: see the report")
     identity = identity_of(context.data.prepared)
+    frozen = frozen_of(context.job, context.spec)
     batches = _batches(context, device)
     best = read_best(folder.path)
 
@@ -255,7 +256,7 @@ def _train(
 
     together = Together(rank, context.membership, rendezvous.everybody)
     run = begun(folder, context.job, context.spec, identity, together, built)
-    if context.job.train.graphs and not run.records_graphs:
+    if device.kind == "cuda" and context.job.train.graphs and not run.records_graphs:
         context.log.say("graphs: compute cannot be recorded here; kernels are launched one by one")
     if rank == 0 and context.claim.is_mine:
         _note(context, lost_steps(folder, run.first_step))
@@ -266,7 +267,7 @@ def _train(
         _calibrate(context, run, network, allocator, device)
     rendezvous.broadcast.close()
     saver = CheckpointSaver(
-        _save_spec(context, identity),
+        _save_spec(context, {KEY: identity, **frozen}),
         rank,
         context.membership,
         run.states,
@@ -318,7 +319,7 @@ def _share(
     return ReplicaBatches(read, first, sequences, size, device.place, count=counted)
 
 
-def _save_spec(context: RankContext, identity: dict[str, Any]) -> SaveSpec:
+def _save_spec(context: RankContext, began_with: dict[str, Any]) -> SaveSpec:
     job = context.job
     return SaveSpec(
         run=context.folder.path,
@@ -329,7 +330,7 @@ def _save_spec(context: RankContext, identity: dict[str, Any]) -> SaveSpec:
         config_hash=config_hash(job.model.spec),
         unit_sizes=stored_sizes(job.model.spec, parts_of_units(context.program.setup)),
         optimizer=job.train.rule,
-        state={KEY: identity, OPTIMIZER: job.train.optimizer},
+        state={**began_with, OPTIMIZER: job.train.optimizer},
     )
 
 

@@ -7,7 +7,6 @@ Gradients add up over micro-batches and stay from step to step.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
+from ratrain.runtime.rank.timers import Timer
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import RankStates, UnitState
 
@@ -42,7 +42,8 @@ class Passed:
 
 class Rehearsal:
     """Plays a rank's compute ops, and keeps what each of its units' backwards needed beside its
-    states. `finish` waits until the device has done what it was given."""
+    states. `timer` times the ops of the first micro-batch; `timer_after`, where there is one, all
+    that follow."""
 
     def __init__(
         self,
@@ -52,10 +53,12 @@ class Rehearsal:
         batch: MicroBatch,
         allocator: Memory,
         group: TensorGroup | None,
-        finish: Callable[[], None] = lambda: None,
+        timer: Timer,
+        timer_after: Timer | None = None,
     ) -> None:
         self._states, self._batch, self._group = states, batch, group
-        self._boundary, self._allocator, self._finish = boundary, allocator, finish
+        self._boundary, self._allocator = boundary, allocator
+        self._timed, self._timer_after = timer, timer_after or timer
         self._ops = _of_first(schedule.of_step(Lane.COMPUTE, 0), MOST_TOGETHER)
         self._each_sent = schedule.program.setup.per_micro_batch
         self._stand_in = torch.full(boundary, 1e-6, dtype=states.dtype, device=states.device)
@@ -75,7 +78,7 @@ class Rehearsal:
         left = Counter(op.micro_batch for op in self._ops)
         for unit in self._states.units:
             if unit.view is None:
-                unit.weights.attach_view(self._room[: unit.padded])
+                unit.attach_gathered(self._room[: unit.gathered_elements])
         while self._ops:
             to_come, passing = left.copy(), defaultdict[int, Passed](Passed)
             for op in self._ops:
@@ -83,6 +86,7 @@ class Rehearsal:
                 to_come[op.micro_batch] -= 1
                 if not to_come[op.micro_batch]:
                     yield passing.pop(op.micro_batch)
+                    self._timed = self._timer_after
 
     def close(self) -> None:
         """Lets all go, and times making the gradients that stayed."""
@@ -90,7 +94,7 @@ class Rehearsal:
             states.clear()
         for unit in self._states.units:
             if unit.view is None:
-                unit.weights.attach_view(None)
+                unit.attach_gathered(None)
         for index in list(self._gradients):
             del self._gradients[index]
             self._made(index)
@@ -194,12 +198,6 @@ class Rehearsal:
             unit.weights.attach_gradient(slot[: unit.padded].zero_())
         work()
 
-    def _timed(self, work: Callable[[], Any]) -> tuple[float, Any]:
-        began_s = time.perf_counter()
-        result = work()
-        self._finish()
-        return time.perf_counter() - began_s, result
-
 
 def _of_first(ops: tuple[LocalOp, ...], micro_batches: int) -> tuple[LocalOp, ...]:
     """What the micro-batches that come first, so many, compute."""
@@ -212,5 +210,5 @@ def _room(states: RankStates) -> Tensor:
     """Where a view is gathered to; what is gathered for a whole pass has no slot that stays."""
     if states.gathered:
         return states.gathered[0]
-    largest = max((unit.padded for unit in states.units if unit.view is None), default=0)
+    largest = max((u.gathered_elements for u in states.units if u.view is None), default=0)
     return torch.zeros(largest, dtype=states.dtype, device=states.device)

@@ -351,7 +351,8 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     reduced = gathered = averaged = fixed_work(measured.zero)
     if holders.max() > 1:
         others = (holders - 1) / holders
-        gathered_bytes = elements * measured.widest(element_bytes.computed) * others
+        gathered_elements = measured.column(lambda t: t.gathered_elements)
+        gathered_bytes = gathered_elements * measured.widest(element_bytes.computed) * others
         gathered = measured.gather(gathered_bytes)
         # Level 0 gathers what it has reduced.
         buckets = _buckets(measured)

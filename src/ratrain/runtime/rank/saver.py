@@ -172,7 +172,9 @@ class CheckpointSaver:
 
 def _written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
     """What a rank writes of a unit, and in which pieces: its own shares of each kind, without
-    padding; and its own residual, whole."""
+    padding; and its own residual, whole. Nothing of what nobody updates."""
+    if not unit.trained:
+        return
     if unit.slots is not None:
         yield from _of_slots(unit, unit.slots, optimizer)
         return

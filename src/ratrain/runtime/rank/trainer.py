@@ -23,11 +23,12 @@ from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_gro
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.ahead import Ran
 from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.captured import CapturedOps, can_be_recorded
 from ratrain.runtime.step.clipping import Clipping
-from ratrain.runtime.step.lanes import Lanes, Ran
+from ratrain.runtime.step.lanes import Lanes
 from ratrain.runtime.step.ledger import ledgers_of
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
@@ -158,8 +159,8 @@ class RankRun:
             self._counted.of,
         )
         self._captured: CapturedOps | None = None
-        if job.train.graphs and can_be_recorded(self.schedule, device):
-            self._captured = CapturedOps(self.ops, begin.step)
+        if can_be_recorded(job.train, self.schedule, device):
+            self._captured = CapturedOps(self.schedule, self.ops, begin.step)
         self.lanes = Lanes(
             self.schedule,
             self._execute,
@@ -169,6 +170,7 @@ class RankRun:
             device=device,
             meet=self.ops.meet,
             stop=self.ops.stop,
+            ahead=self._captured,
         )
         self._on_round, self._validated = on_round, validated
         self._validation = held_out and Validation(

@@ -19,6 +19,7 @@ from ratrain.models.huggingface_folder import (
     copy_tokenizer,
     dtype_of,
 )
+from ratrain.models.peft_folder import WEIGHTS, write_adapters
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.runtime.run.trained import TOKENIZER, TrainedModel, trained_model
 from ratrain.runtime.step.states import DTYPES
@@ -62,6 +63,32 @@ def export_run(
         ) from error
     size_bytes = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     return Exported(model.step, size_bytes, dtype, source)
+
+
+def export_adapters(
+    run: Path, out: Path, dtype: str | None = None, step: int | None = None
+) -> Exported:
+    """Writes the adapters that a run has trained, without the model, as a PEFT folder. `dtype`
+    None: fp32."""
+    model = trained_model(run, step)
+    if model.adapters is None:
+        raise SpecError(
+            "has no adapters: the weights of the model itself were trained",
+            place=str(run),
+            fix="leave --adapters out",
+        )
+    if (out / WEIGHTS).exists():
+        raise SpecError("holds adapters already", place=str(out), fix="choose another folder")
+    dtype = dtype or "fp32"
+    source = next((path.parent for path in model.configs if path.exists()), None)
+    base = None if source is None else str(source.resolve())
+    try:
+        write_adapters(out, model.adapters.spec, DTYPES[dtype], model.adapters.source, base)
+    except OSError as error:
+        raise SpecError(
+            f"cannot be written: {error.strerror}", place=str(out), fix="choose another folder"
+        ) from error
+    return Exported(model.step, (out / WEIGHTS).stat().st_size, dtype, source)
 
 
 def _config(model: TrainedModel, tokenizer: Tokenizer) -> tuple[Path | None, dict[str, Any]]:

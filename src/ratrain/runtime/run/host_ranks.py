@@ -25,6 +25,8 @@ DEFAULT_PORT = 29500
 """At which rank 0 is met where nobody says otherwise."""
 STOP, END = "stop", "end"
 """What `run_host_ranks` may be told on standard input, a line each; its end means `STOP`."""
+BEAT, BEAT_EVERY_S = "\x16", 1.0
+"""A line that says on stderr that the host is alive, and how often."""
 _LOOK_EVERY_S = 0.1
 _LAST_WORDS_S = 10.0
 """How long ranks may go on after one of them has failed: they find out, say so, and end."""
@@ -75,6 +77,7 @@ def _ends(processes: RankProcesses, follow_input: bool) -> list[RankEnd]:
         with passed_on(processes.ask_to_stop):
             if follow_input:
                 threading.Thread(target=_take_orders, daemon=True).start()
+                threading.Thread(target=_beat, daemon=True).start()
             while processes.running:
                 if processes.failed and failed_s is None:
                     failed_s = time.monotonic()
@@ -112,6 +115,14 @@ def _relayed() -> Generator[int]:
     yield writing
     thread.join()
     os.close(reading)
+
+
+def _beat() -> None:
+    """As long as anybody listens."""
+    with suppress(OSError):
+        while True:
+            os.write(2, f"{BEAT}\n".encode())
+            time.sleep(BEAT_EVERY_S)
 
 
 def _take_orders() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from ratrain.corpus.sources import sources_of
-from ratrain.describe.cluster import Device
+from ratrain.describe.cluster import numbered
 from ratrain.describe.job import JobSpec
 from ratrain.describe.overrides import with_overrides
 from ratrain.describe.strict import nearest
@@ -35,7 +34,7 @@ def hosts_of(job: JobSpec, spec: RunSpec) -> list[RunHost]:
     ranks: dict[int, list[int]] = {host: [] for host in sorted(first)}
     for rank, number in enumerate(spec.device_numbers):
         ranks[devices[number].host].append(rank)
-    names = _names([first[host] for host in ranks])
+    names = numbered([first[host].host_kind.name for host in ranks])
     return [
         RunHost(name, first[host].kind.name, tuple(ranks[host]))
         for name, host in zip(names, ranks, strict=True)
@@ -74,13 +73,3 @@ def files_of(job: JobSpec, folder: RunFolder, overrides: tuple[str, ...]) -> lis
     if job.train.weights is not None:
         files.append(base / job.train.weights)
     return list(dict.fromkeys(file.resolve() for file in files))
-
-
-def _names(devices: list[Device]) -> list[str]:
-    names = [device.host_kind.name for device in devices]
-    several, so_far = Counter(names), Counter[str]()
-    numbered: list[str] = []
-    for name in names:
-        so_far[name] += 1
-        numbered.append(f"{name}-{so_far[name]}" if several[name] > 1 else name)
-    return numbered

@@ -18,11 +18,10 @@ from ratrain.plan import (
     Case,
     Progress,
     case_of_job,
-    case_of_subject,
     load_job,
     load_plan,
     peaks_in_words,
-    subject_of,
+    plan_of_file,
 )
 from ratrain.program.bounds import PeakBound
 from ratrain.program.family_groups import takes
@@ -34,7 +33,11 @@ from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts
 from ratrain.runtime.run.own_folder import require_own_folder
-from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
+from ratrain.runtime.run.trainable import (
+    require_gatherable,
+    require_trainable,
+    require_whole_periods,
+)
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seats, seats_of
 
@@ -130,6 +133,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     if job.data is not None and job.data.validation:
         validation = forward_only(case.program)
         _require_fit(verify(validation), validation.setup, str(layout_source))
+    require_gatherable(case.job, case.program.setup)
     spec = RunSpec(
         job_path=str(request.job_path.resolve()),
         pipeline=seats.pipeline,
@@ -229,12 +233,12 @@ def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case:
         return case_of_job(job, progress)
     _require_left_to_plan(request)
     plan, file = load_plan(request.plan_path), str(request.plan_path)
-    planned = subject_of(plan, file)
+    planned = plan_of_file(plan, file)
     # With the job's path: its data is beside the job, wherever the plan is.
     trained = replace(
         planned.job, path=job.path, train=job.train, data=job.data, checkpoint=job.checkpoint
     )
-    case = case_of_subject(replace(planned, job=trained))
+    case = Case(replace(planned, job=trained))
     _require_same_job(planned.job, job, str(request.plan_path))
     return case
 

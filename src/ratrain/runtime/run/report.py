@@ -15,6 +15,7 @@ from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.counted import Counted, counted_of, whole_periods
 from ratrain.runtime.run.episodes import episodes_of
 from ratrain.runtime.run.facts import attempts, read_facts
+from ratrain.runtime.run.goodput import goodput_json, goodput_of
 from ratrain.runtime.run.itemise import KINDS, measured_kinds
 from ratrain.runtime.run.merge import merge_records, write_measured
 from ratrain.runtime.run_files import read_prediction, read_records
@@ -79,6 +80,7 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
             "slowest_measured_s": counted.slowest_s if counted else None,
         },
         "tokens_per_s": counted.tokens_per_s if counted else None,
+        "goodput": goodput_json(goodput_of(folder.metrics_lines())),
         "kinds": _kinds(folder, spec, counted, predicted, recorded, typical),
         "kinds_step": typical,
         "memory": memory,

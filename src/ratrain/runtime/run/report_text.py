@@ -9,6 +9,7 @@ from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.program.family_groups import group_name, grouped
 from ratrain.runtime.run.episodes import episode_words
+from ratrain.runtime.run.goodput import PARTS
 from ratrain.runtime.run.kind_names import kind_names
 
 _NAME_COLUMNS = 34
@@ -79,6 +80,22 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
             f"validation loss {last['loss']:.4f} after step {last['step']}; best "
             f"{best['loss']:.4f} after step {best['step']}"
         )
+    yield from _goodput(report)
+
+
+def _goodput(report: dict[str, Any]) -> Iterator[str]:
+    """Where the time since the first start went, where it is known."""
+    goodput = report.get("goodput")
+    if goodput is None:
+        return
+    times = [(goodput[key], words) for key, words in PARTS.items()]
+    parts = [f"{words} {format_time(time_s)}" for time_s, words in times if time_s >= 0.05]
+    starts = f"first of {goodput['starts']} starts" if goodput["starts"] > 1 else "start"
+    yield from wrapped(
+        f"goodput {100 * goodput['fraction']:.1f} %: steps {format_time(goodput['steps_s'])} of "
+        f"{format_time(goodput['total_s'])} since the {starts}"
+        + (f"; {', '.join(parts)}" if parts else "")
+    )
 
 
 def _times(report: dict[str, Any]) -> Iterator[str]:

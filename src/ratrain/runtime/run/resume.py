@@ -116,6 +116,14 @@ def _require_same_training(
             # A model without a name is called after its folder, which may have been moved.
             if key == "name" or (request.replans and key == "micro_batch"):
                 continue
+            if key == "tuning" and current[table][key] != original[table].get(key):
+                raise SpecError(
+                    "[train] freeze, train_only or lora is not what the run has: its checkpoints "
+                    "hold what was trained of the model",
+                    place=str(request.job_path),
+                    fix="use the job that the run was made from; or export the run, and start a "
+                    "new one with [train] weights",
+                )
             if current[table][key] != original[table].get(key):
                 raise SpecError(
                     f"[{table}] {key} is {current[table][key]!r}, the run has "

@@ -8,6 +8,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.describe.units import counted
 from ratrain.errors import SpecError
 from ratrain.models.trainable import check_trainable
+from ratrain.program.setup import Setup
 
 
 def require_whole_periods(job: JobSpec, period: int) -> None:
@@ -66,6 +67,18 @@ def require_trainable(job: JobSpec) -> None:
 
         assert job.path is not None
         check_weights(job.path.parent / job.train.weights, model.spec)
+
+
+def require_gatherable(job: JobSpec, setup: Setup) -> None:
+    """Refuses level 3 of weights that nobody updates among ranks that compute in unlike dtypes:
+    they have no master weights of which each rank could be sent its own."""
+    if job.unlike and job.train.tuning is not None and setup.sharding == 3:
+        raise SpecError(
+            "weights that nobody updates are not gathered among kinds of device that compute in "
+            "different dtypes yet (sharding 3)",
+            place=f"{job.path or 'job'} [schedule] sharding",
+            fix="use sharding = 2, one dtype, or train all of the model",
+        )
 
 
 def why_untrainable(model: ModelSpec) -> str | None:

@@ -17,8 +17,11 @@ from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.division import WHOLE
+from ratrain.models.first_weights import first_weights
+from ratrain.models.frozen_weights import frozen_weights, require_same_frozen
 from ratrain.models.huggingface import read_range
 from ratrain.models.huggingface_config import CONFIG
+from ratrain.models.merged import merged
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.weights import Weights
 from ratrain.runtime.run_files import trained_case
@@ -26,6 +29,14 @@ from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees
 
 TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Low-rank adapters. `source`: a unit's flat buffer of what is trained of it, fp32."""
+
+    spec: ModelSpec  # with what is trained of it
+    source: Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,7 @@ class TrainedModel:
     base: Path  # where a relative name of the tokenizer starts
     configs: tuple[Path, ...]  # config.json files that described the model when training began
     step: int | None  # of a run's checkpoint
+    adapters: Adapters | None = None  # where adapters alone were trained; `source` has them merged
 
     def views(self) -> dict[str, Weights]:
         """Every unit's weights, in memory."""
@@ -82,21 +94,36 @@ def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
         lambda *element_range: torch.from_numpy(checkpoint.read_range(*element_range)),
     )
 
-    def source(unit: str) -> Tensor:
-        return parts.read_range(unit, WHOLE, "weights", 0, unit_layout(spec, unit).size)
-
     base = Path(run.job_path).parent
+    began_with = base / case.weights if case.weights else None
+
+    meta, known = checkpoint.manifest.meta, frozen_weights(spec, case.seed, began_with)
+    require_same_frozen(meta.state, known, began_with, folder.checkpoints / step_name(meta.step))
+
+    def trained(unit: str) -> Tensor:
+        size = unit_layout(spec, unit).size
+        return parts.read_range(unit, WHOLE, "weights", 0, size) if size else torch.zeros(0)
+
+    def source(unit: str) -> Tensor:
+        layout = unit_layout(spec, unit)
+        if layout.frozen is None:
+            return trained(unit)
+        size = layout.frozen.size
+        frozen = first_weights(spec, unit, layout.frozen, 0, size, case.seed, began_with)
+        return merged(unit_layout(spec.base, unit), layout, trained(unit), frozen)
+
     configs = [base / case.weights / CONFIG] if case.weights else []
     if case.model_file:
         configs.append(Path(case.model_file))
     return TrainedModel(
-        spec=spec,
+        spec=spec.base,
         sequence_length=case.sequence_length,
         source=source,
         tokenizer=case.tokenizer,
         base=base,
         configs=tuple(configs),
         step=checkpoint.manifest.meta.step,
+        adapters=Adapters(spec, trained) if spec.tuning and spec.tuning.lora else None,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratrain.describe.train import TrainSpec
 from ratrain.devices import Device
 from ratrain.errors import RunFailed
 from ratrain.models.units import MicroBatch
@@ -30,13 +31,14 @@ _EAGER_STEPS = 2
 """First, so that kernels are compiled, and tables and workspaces made."""
 
 
-def can_be_recorded(schedule: Schedule, device: Device) -> bool:
-    """Whether a rank's compute reads nothing that comes from a peer, and finds weights and
-    gradients in one place."""
+def can_be_recorded(train: TrainSpec, schedule: Schedule, device: Device) -> bool:
+    """Whether ops may be recorded, and a rank's compute reads nothing that comes from a peer and
+    finds weights and gradients in one place."""
     setup = schedule.program.setup
     computed = (op.kind for op in schedule.ops if op.lane is Lane.COMPUTE)
     return (
-        device.kind == "cuda"
+        train.graphs
+        and device.kind == "cuda"
         and setup.period == setup.tensor == 1
         and setup.sharding < 3
         and not setup.backward_sends
@@ -44,6 +46,27 @@ def can_be_recorded(schedule: Schedule, device: Device) -> bool:
         and not any(unit.offloaded for unit in schedule.units)
         and all(kind in _RECORDED or kind.is_barrier for kind in computed)
     )
+
+
+def need_no_wait(schedule: Schedule) -> frozenset[int]:
+    """Recorded ops whose end no other lane awaits, and which end nothing but what recorded ops make
+    (it lies in their pool, in their order). A step's last op of the lane is waited for."""
+    awaited = {other for op in schedule.ops for other in (*op.waits, *op.waits_before)}
+    recorded = [op for op in schedule.ops if op.kind in _RECORDED]
+    pooled = {state.key for op in recorded for state in op.births}
+    steps = [schedule.of_step(Lane.COMPUTE, step) for step in range(schedule.period)]
+    last = {ops[-1].number for ops in steps if ops}
+    return frozenset(
+        op.number
+        for op in recorded
+        if op.number not in awaited | last and all(state.key in pooled for state in op.deaths)
+    )
+
+
+def share_waited_for(schedule: Schedule) -> float:
+    """Of the compute ops, those that the host waits for before it gives the next."""
+    computed = [op for op in schedule.ops if op.lane is Lane.COMPUTE]
+    return 1 - len(need_no_wait(schedule)) / len(computed) if computed else 1.0
 
 
 @dataclass
@@ -79,7 +102,7 @@ class StaticBatches:
 class CapturedOps:
     """Executes a rank's ops: those of compute as they were recorded."""
 
-    def __init__(self, ops: RankOps, first_step: int) -> None:
+    def __init__(self, schedule: Schedule, ops: RankOps, first_step: int) -> None:
         self._ops = ops
         self._from_step = first_step + _EAGER_STEPS
         self._graphs: dict[int, Any] = {}
@@ -87,6 +110,18 @@ class CapturedOps:
         self._pool: Any = torch.cuda.graph_pool_handle()
         ops.batches = StaticBatches(ops.batches)
         ops.keep_in_place()
+        self._ahead = need_no_wait(schedule)
+        self._recorded_in = self._from_step
+
+    def may(self, op: LocalOp, step: int) -> bool:
+        """Whether the host need not wait for an op."""
+        return step > self._recorded_in and op.number in self._ahead
+
+    def point(self) -> Any:
+        """Here, in the stream of the thread that asks."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def execute(self, op: LocalOp, step: int) -> None:
         """Does an op's work."""
@@ -114,6 +149,7 @@ class CapturedOps:
 
     def _record(self, op: LocalOp, step: int) -> None:
         """Makes an op's graph. What it puts into the rank's states is there, not yet computed."""
+        self._recorded_in = step
         if not self._graphs:
             torch.cuda.empty_cache()  # what eager steps took is free for the pool
         graph: Any = torch.cuda.CUDAGraph()

@@ -15,6 +15,7 @@ from functools import partial
 
 from ratrain.devices import CPU, Device, Stream
 from ratrain.program.kind import Kind, Lane
+from ratrain.runtime.step.ahead import Given, Ran, RunAhead
 from ratrain.runtime.step.completions import Completions
 from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.ledger import Ledgers, Stopped
@@ -26,19 +27,6 @@ Meet = Callable[[LocalOp], None]
 """Waits until an op's partner on another rank is there, before memory is taken for its message."""
 Gate = Callable[[Lane, int], bool]
 """Called by each lane before each step; False ends the lane."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """One op that ran, in seconds of this process's clock. From `reached_s` its lane waited for
-    it; `awaited` is the lane of the op that it waited for longest."""
-
-    step: int
-    op: int
-    reached_s: float
-    start_s: float
-    end_s: float
-    awaited: Lane
 
 
 @dataclass
@@ -64,6 +52,7 @@ class Lanes:
         device: Device = CPU,
         meet: Meet | None = None,
         stop: Callable[[], None] | None = None,
+        ahead: RunAhead | None = None,
     ) -> None:
         self._schedule, self._state_name = schedule, schedule.program.table.states.name
         self._execute = execute
@@ -80,6 +69,7 @@ class Lanes:
         # A rank that computes nothing has its compute lane too: it goes from step to step there.
         lanes = (Lane.COMPUTE, *schedule.lanes)
         self._records: dict[Lane, list[Ran]] = {lane: [] for lane in lanes}
+        self._run_ahead, self._given = ahead, Given()  # of the compute lane
         self._kept_steps = 0
         self._times = StepTimes()
 
@@ -163,18 +153,34 @@ class Lanes:
         self._held.let_go(op.renews)
         start_s = time.perf_counter()
         self._execute(op, step)
+        if self._run_ahead is not None and self._run_ahead.may(op, step):
+            end = self._run_ahead.point()
+            self._given.add(op, step, reached_s, start_s, self._awaited(op), end)
+            self._let_go(op)
+            return
+        last = self._run_ahead.point() if self._run_ahead and op.lane is Lane.COMPUTE else None
         mark = stream.finish()
         end_s = time.perf_counter()
+        self._let_go(op)
+        if last is not None:
+            for given, ran in self._given.settle(last, end_s):
+                self._keep(given, ran)
+                reached_s, start_s = max(reached_s, ran.end_s), max(start_s, ran.end_s)
+        self._keep(op, Ran(step, op.number, reached_s, start_s, end_s, self._awaited(op)))
+        self._completions.ended(op, end_s, mark)
+
+    def _let_go(self, op: LocalOp) -> None:
+        """Nobody uses any more what an op frees or replaces."""
         self._held.let_go(state.key for state in op.deaths)
         self._held.let_replaced_go()
         self._ledger.give(op.deaths)
-        awaited = self._awaited(op)
+
+    def _keep(self, op: LocalOp, ran: Ran) -> None:
+        """Counts the time of an op that is over."""
         if op.lane is Lane.COMPUTE:
-            self._count(op, start_s - reached_s, end_s - start_s, awaited)
+            self._count(op, ran.start_s - ran.reached_s, ran.end_s - ran.start_s, ran.awaited)
         if self._kept_steps:
-            ran = Ran(step, op.number, reached_s, start_s, end_s, awaited)
             self._records[op.lane].append(ran)
-        self._completions.ended(op, end_s, mark)
 
     def _count(self, op: LocalOp, waited_s: float, took_s: float, awaited: Lane) -> None:
         if op.kind is Kind.R:

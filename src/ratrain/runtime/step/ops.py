@@ -193,7 +193,7 @@ class RankOps(StateOps):
     def give_gradient(self, op: LocalOp) -> None:
         """A unit's gradient is there, after a backward that was replayed."""
         unit = self.unit(op)
-        if op.place == 0 and not self._setup.per_micro_batch:
+        if op.place == 0 and not self._setup.per_micro_batch and unit.trained:
             unit.gradient = self._states.kept_gradient(unit)
 
     def _hand_back(self, op: LocalOp, gradient: Tensor | None) -> None:
@@ -206,6 +206,9 @@ class RankOps(StateOps):
     def _gradient_goes(self, unit: UnitState, op: LocalOp) -> Generator[None]:
         """Where weight gradients go that are made inside: to a place for all of the unit's, or into
         buckets that leave meanwhile."""
+        if not unit.trained:
+            yield
+            return
         if self._states.buckets is None:
             unit.weights.attach_gradient(self._gradient_place(unit, op))
             yield
@@ -232,14 +235,14 @@ class RankOps(StateOps):
         if not unit.local.gathered:
             return
         if self._setup.gathers_per_pass:
-            unit.weights.attach_view(self._held.read(op, *PASSING))
+            unit.attach_gathered(self._held.read(op, *PASSING))
         else:
-            unit.weights.attach_view(self._states.gathered[op.gathered][: unit.padded])
+            unit.attach_gathered(self._states.gathered[op.gathered][: unit.gathered_elements])
 
     def _let_view_go(self, unit: UnitState, op: LocalOp) -> None:
         """After the last use in a pass of what was gathered for all of it."""
         if any(state.family in PASSING for state in op.deaths):
-            unit.weights.attach_view(None)
+            unit.attach_gathered(None)
 
     def _no_input(self) -> Tensor:
         """A placeholder for the input of the model's first unit, which has none."""
@@ -266,7 +269,8 @@ class RankOps(StateOps):
         what arrives is taken when its sender is there, not when the lane is free to receive. With
         slots the memory is already there. So do a backward and the reduction of its buckets."""
         if op.kind in _IN_BUCKETS and self._states.buckets is not None:
-            self._states.buckets.meet(op.lane)
+            if self.unit(op).trained:
+                self._states.buckets.meet(op.lane)
         elif op.kind is Kind.RECV_F:
             self._network.await_sender(op.lane, self._rank_beside(op, -1))
         elif op.kind is Kind.RECV_B and self._arrives_apart:

@@ -273,7 +273,7 @@ def _local_unit(program: Program, rank: int, index: int, g: int) -> LocalUnit:
         next_is_local=bool(units.next_is_local[g]),
         previous_is_local=bool(units.previous_is_local[g]),
         offloaded=bool(units.offloaded[g]),
-        gathered=bool(units.reduced[g]) and program.setup.sharding == 3,
+        gathered=bool(units.shared[g]) and program.setup.sharding == 3,
         optimizer_tier=TIERS[int(units.optimizer_tier[g])],
         micro_batches=int(units.micro_batches[g]),
     )

@@ -222,13 +222,20 @@ class StateOps:
         unit = self.unit(op)
         assert unit.shard_view is not None
         if self._setup.gathers_per_pass:
-            slot = torch.empty(unit.padded, dtype=self._states.dtype, device=self._states.device)
+            slot = torch.empty(
+                unit.gathered_elements, dtype=self._states.dtype, device=self._states.device
+            )
             self._held.write(op, slot, *PASSING)
         else:
-            slot = self._states.gathered[op.gathered][: unit.padded]
-        for share, window in unit.windows:
-            slot[share] = unit.shard_view[window]
-        unit.gather_view(self._network, Lane.GATHER, slot)
+            slot = self._states.gathered[op.gathered]
+        if unit.trained:
+            trained = slot[: unit.padded]
+            for share, window in unit.windows:
+                trained[share] = unit.shard_view[window]
+            unit.gather_view(self._network, Lane.GATHER, trained)
+        if unit.frozen_share is not None:
+            frozen = slot[unit.padded : unit.gathered_elements]
+            unit.frozen_share.gather(self._network, frozen, unit.by.gathers)
 
     def save(self, op: LocalOp, step: int) -> None:
         if self.saver is not None:

@@ -9,12 +9,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.cost.algorithms import DIRECT
 from ratrain.describe.optimizers import Optimizer, Plain
 from ratrain.devices import Device
 from ratrain.models.division import Division
+from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
@@ -32,6 +34,7 @@ from ratrain.runtime.seats import (
 from ratrain.runtime.step.away import AwayStates, AwayUnit, Tier
 from ratrain.runtime.step.buckets import Buckets, made_buckets
 from ratrain.runtime.step.feedback import Residual
+from ratrain.runtime.step.frozen import FROZEN, FrozenShare
 from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
@@ -88,6 +91,24 @@ class UnitState:
     by: Collectives = DIRECTLY
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
     dtypes: tuple[torch.dtype, ...] = ()  # of the holders' views; (): all have this rank's
+    frozen_share: FrozenShare | None = None  # level 3, of weights that nobody updates
+
+    @property
+    def trained(self) -> bool:
+        """Whether anything of it is updated: else it has no gradient."""
+        return self.unit.layout.size > 0
+
+    @property
+    def gathered_elements(self) -> int:
+        """Of the views that level 3 gathers, one behind the other: of what is updated, and of what
+        is not."""
+        return self.padded + (self.frozen_share.padded if self.frozen_share else 0)
+
+    def attach_gathered(self, flat: Tensor | None) -> None:
+        """Weights are read from what was gathered from now on; None: not for a while."""
+        if self.frozen_share is not None:
+            self.weights.attach_frozen(None if flat is None else flat[self.padded :])
+        self.weights.attach_view(None if flat is None else flat[: self.padded])
 
     @property
     def name(self) -> str:
@@ -250,7 +271,7 @@ class RankStates:
         for unit in self.units:
             for buffer in chain(unit.replicated, unit.whole_states()):
                 unit.gather(network, Lane.GATHER, buffer)
-            if unit.dtypes and unit.view is not None:
+            if unit.dtypes and unit.view is not None and unit.trained:
                 unit.complete_view(network)
 
     def named(self) -> Iterator[tuple[object, str]]:
@@ -334,13 +355,14 @@ def rank_states(
             away.add(local.index, AwayUnit(unit.name, tier, unit.parts, views))
     largest = max(unit.padded for unit in units)
 
-    def slots(count: int, dtype: torch.dtype) -> list[Tensor]:
-        return [torch.zeros(largest, dtype=dtype, device=device.place) for _ in range(count)]
+    def slots(count: int, dtype: torch.dtype, elements: int) -> list[Tensor]:
+        return [torch.zeros(elements, dtype=dtype, device=device.place) for _ in range(count)]
 
-    transit = slots(1 + max(op.transit for op in schedule.ops), gradient_dtype)
+    transit = slots(1 + max(op.transit for op in schedule.ops), gradient_dtype, largest)
     # Views that are gathered for a whole pass come and go with it.
     turns = 0 if setup.gathers_per_pass else 1 + max(op.gathered for op in schedule.ops)
-    gathered = slots(turns, dtype)
+    largest_view = max(unit.gathered_elements for unit in units)
+    gathered = slots(turns, dtype, largest_view)
     buckets: Buckets | None = None
     if setup.backward_sends and setup.bucket_bytes is not None:
         owners = max(len(unit.holders) for unit in units)
@@ -401,6 +423,8 @@ def _unit_state(
         alike = _cut_alike(name, setup)
         padded = max(make_unit(replica_unit).layout.padded(len(holders)) for replica_unit in alike)
         shares = (slice(*owned_range(padded, len(holders), place)),)
+    if not layout.size:
+        shares = ()
     whole, is_sharded = slice(0, padded), bool(setup.sharding) and len(holders) > 1
     is_away = bool(local.optimizer_tier)
 
@@ -417,10 +441,13 @@ def _unit_state(
 
     view = shard_view = None
     if local.gathered:
-        of_shares = [owned("weights", share) for share in shares]
-        shard_view = (of_shares[0] if len(shares) == 1 else torch.cat(of_shares)).to(dtype)
+        of_shares = [owned("weights", share) for share in shares] or [torch.zeros(0, device=device)]
+        shard_view = (of_shares[0] if len(of_shares) == 1 else torch.cat(of_shares)).to(dtype)
     else:
         view = owned("weights", whole).to(dtype)
+
+    def read_frozen(run: slice) -> Tensor:
+        return source(name, FROZEN, run.start, run.stop).to(device=device, dtype=dtype)
 
     def master(held: slice, first: int = 0) -> Tensor:
         """Master weights; in fp32 the weights that compute reads. `first`: where a share begins in
@@ -438,7 +465,9 @@ def _unit_state(
         return OwnedPart(run.start, run.stop, layout.decay_end, weights, states, inside)
 
     replicated = [] if view is None or dtypes else [view]
-    if is_sharded:
+    if not layout.size:
+        replicated, parts = [], list[OwnedPart]()
+    elif is_sharded:
         sizes = [share.stop - share.start for share in shares]
         begins = [0, *accumulate(sizes[:-1])]
         parts = [part(run, master(run, at)) for run, at in zip(shares, begins, strict=True)]
@@ -448,11 +477,17 @@ def _unit_state(
             replicated.append(weights)
         runs = (whole,) if slots is None else slots.runs
         parts = [part(run, weights[run]) for run in runs]
-    weights = Weights(layout)
+    weights, frozen_share = Weights(layout), None
     if view is not None:
         weights.attach_view(view)
+    if layout.frozen is not None and local.gathered:
+        frozen_share = _frozen_share(
+            layout.frozen, holders, groups, seat, parts_of_units(setup)[name], read_frozen
+        )
+    elif layout.frozen is not None:
+        weights.attach_frozen(read_frozen(slice(0, layout.frozen.size)))
     residual = None
-    if setup.error_feedback and len(holders) > 1:
+    if setup.error_feedback and len(holders) > 1 and layout.size:
         kind = residual_kind(place, len(holders))
         kept = torch.zeros(padded, dtype=torch.float32, device=device)
         kept[: layout.size] = source(name, kind, 0, layout.size).to(device)
@@ -469,10 +504,36 @@ def _unit_state(
         shares,
         tuple(parts),
         tuple(replicated) if len(holders) > 1 else (),
-        len(holders) > 1 and not is_sharded and not is_away,
+        len(holders) > 1 and not is_sharded and not is_away and layout.size > 0,
         slots,
         view,
         shard_view,
         residual=residual,
         dtypes=dtypes,
+        frozen_share=frozen_share,
     )
+
+
+def _frozen_share(
+    frozen: UnitParameters,
+    holders: Holders,
+    groups: Groups | None,
+    seat: Seat,
+    count: int,
+    read: Callable[[slice], Tensor],
+) -> FrozenShare:
+    """This rank's share of a unit's weights that nobody updates, owned as those are that are."""
+    if groups is not None:
+        slots = Slots(frozen, groups, seat.world_rank, count)
+        padded, shares = frozen.size, slots.owned
+    else:
+        slots, padded = None, frozen.padded(len(holders))
+        place = holders.index(seat.world_rank)
+        shares = (slice(*owned_range(padded, len(holders), place)),)
+    pieces = [
+        functional.pad(read(slice(share.start, end)), (0, share.stop - end))
+        for share in shares
+        for end in (max(share.start, min(share.stop, frozen.size)),)
+    ]
+    values = torch.cat(pieces) if pieces else read(slice(0, 0))
+    return FrozenShare(padded, shares, values, holders, slots)

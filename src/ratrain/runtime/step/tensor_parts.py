@@ -39,12 +39,13 @@ def unit_of_stored(name: str) -> str:
 
 def stored_sizes(spec: ModelSpec, degrees: Mapping[str, int]) -> dict[str, int]:
     """Elements of everything that a model's checkpoint holds, by stored name; `degrees`, by unit:
-    in how many parts."""
-    return {
+    in how many parts. Of what nobody updates it holds nothing."""
+    sizes = {
         stored_name(unit, division): unit_layout(spec, unit, division).size
         for unit in unit_names(spec)
         for division in divisions(degrees[unit])
     }
+    return {name: size for name, size in sizes.items() if size}
 
 
 def stored_degrees(spec: ModelSpec, names: Iterable[str]) -> dict[str, int]:

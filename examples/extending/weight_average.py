@@ -1,0 +1,45 @@
+from dataclasses import replace
+
+import average_family  # noqa: F401  # declares its states
+
+from ratrain.plan import declare_cost
+from ratrain.program.kind import Kind, Lane, Scope
+from ratrain.program.rules import declare
+from ratrain.program.strategies import declare_pass
+
+averages = {}
+
+
+def uses(b, ops):  # new master weights and the average in, the average out
+    average = b.lasting("average", ops)
+    b.reads(ops, b.at_step_end("optimizer", ops))
+    b.reads(ops, average)
+    b.writes(ops, average.next())
+
+
+def add(rank_ops, op, step):  # runs it: a hundredth of the way to the new weights
+    unit = rank_ops.unit(op)
+    new = unit.part.weights.cpu()
+    averages.setdefault(unit.name, new.clone()).lerp_(new, 0.01)
+
+
+def weight_average(program):  # one after each update, on the lane to host memory
+    def after_updates(rank, lane, actions):
+        updates = [a for a in program.lane(rank, Lane.UPDATE) if a.kind is Kind.UpdateShard]
+        return [*actions, *(a._replace(kind=Kind.AddToAverage) for a in updates)]
+
+    setup = replace(program.setup, notes=(*program.setup.notes, "weight-average"))
+    return program.edit("weight-average", Lane.OFFLOAD, by=after_updates, setup=setup)
+
+
+declare_cost("host average", lambda unit, device: unit.optimizer_bytes / 3 / 10e9)
+declare(
+    "AddToAverage",
+    Lane.OFFLOAD,
+    Scope.UNIT,
+    uses,
+    cost="host average",
+    method="weight_average:add",
+    renews=("average",),
+)
+declare_pass("weight-average", weight_average)

@@ -1,0 +1,136 @@
+"""A run on several hosts that goes on without those that are lost, and with those that return.
+
+After a failure each host of the cluster is asked whether it is there. Where those that answer are
+not those that the run was planned for, it is planned anew for them; then all ranks resume from the
+latest checkpoint. Hosts share the run's folder: what one of them alone has is lost with it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratrain.describe.job import JobSpec
+from ratrain.errors import SAVED_NOT_FINISHED, RatrainError, RunFailed
+from ratrain.plan import load_job
+from ratrain.runtime.run.host_ranks import worst_status
+from ratrain.runtime.run.prepare import RunRequest
+from ratrain.runtime.run.ready import Launcher
+from ratrain.runtime.run.remote import Everywhere, HostCommand, run_everywhere
+from ratrain.runtime.run_folder import RunFolder, RunSpec
+
+ANSWER_S = 10.0
+"""A host that takes longer to answer is taken for lost."""
+_OURS = "cluster.without", "cluster.devices"
+"""What of the job's values changes with the hosts that are there."""
+
+
+@dataclass(frozen=True)
+class Surviving:
+    """How a run is started, and told of. `commands`: what each host that has ranks runs, as the
+    run's folder is now; `targets`: what `rsh` calls every host of the cluster, by its name."""
+
+    folder: RunFolder
+    commands: Callable[[], Sequence[HostCommand]]
+    targets: dict[str, str]
+    rsh: Sequence[str]
+    launcher: Callable[[], Launcher]
+    tell: Callable[[str], None]
+
+    def run(self, restarts: int) -> int:
+        """Runs to the end, or until it was asked to stop, or has failed once more than it may be
+        restarted; the exit status."""
+        for left in range(restarts, -1, -1):
+            ended = run_everywhere(self.commands(), self.rsh, self.tell)
+            status = worst_status(ended.statuses.values())
+            if status in (0, SAVED_NOT_FINISHED) or ended.asked or not left:
+                return status
+            self.tell(f"{_words(ended)}; start {restarts - left + 2} of {restarts + 1}")
+            self._plan_for_those_there()
+        raise AssertionError("the last start returns")
+
+    def _plan_for_those_there(self) -> None:
+        """Gives the run another program, where other hosts are there than it has one for."""
+        spec = self.folder.read_spec()
+        asked = _as_asked(spec)
+        lost = self._lost()
+        if set(lost) == _left_out(asked, spec):
+            return
+        self.tell(f"lost: {', '.join(lost)}" if lost else "all hosts are there again")
+        cluster = asked.cluster.spec.without(lost)
+        devices = asked.cluster.devices
+        if cluster.size is not None:
+            devices = min(devices, cluster.size)
+        listed = ", ".join(f'"{name}"' for name in lost)
+        request = RunRequest(
+            Path(spec.job_path),
+            threads=spec.threads,
+            calibrate=spec.calibrate,
+            overrides=(f"cluster.without=[{listed}]", f"cluster.devices={devices}"),
+            replans=True,
+        )
+        launcher = self.launcher()
+        with launcher.owning:
+            try:
+                launcher.resumed(request, self.folder.path)
+            except RatrainError as error:
+                if asked.layout is None:
+                    raise
+                raise RunFailed(
+                    f"the hosts that are left cannot take the run over: {error.what}",
+                    place=error.place,
+                    fix="bring the others back and launch again, or remove [layout] from the job, "
+                    "so that it is planned for the hosts that there are",
+                ) from error
+
+    def _lost(self) -> tuple[str, ...]:
+        """The hosts that do not answer, in the cluster's order."""
+        answers = dict.fromkeys(self.targets, False)
+
+        def ask(name: str) -> None:
+            words = [*self.rsh, self.targets[name], "true"]
+            try:
+                done = subprocess.run(
+                    words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S
+                )
+            except (OSError, subprocess.TimeoutExpired):
+                return
+            answers[name] = done.returncode == 0
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in self.targets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if not any(answers.values()):
+            raise RunFailed(
+                "no host of the cluster answers",
+                place=" ".join(self.rsh),
+                fix="launch again when they do: it resumes from the latest checkpoint",
+            )
+        return tuple(name for name, there in answers.items() if not there)
+
+
+def hosts_asked_for(spec: RunSpec) -> list[str]:
+    """The hosts of a run's cluster, with those that its program does without."""
+    return _as_asked(spec).cluster.spec.host_names()
+
+
+def _as_asked(spec: RunSpec) -> JobSpec:
+    """The run's job, for all hosts."""
+    kept = [each for each in spec.overrides if each.partition("=")[0].strip() not in _OURS]
+    return load_job(Path(spec.job_path), kept)
+
+
+def _left_out(asked: JobSpec, spec: RunSpec) -> set[str]:
+    """The hosts that the run's program does without."""
+    there = load_job(Path(spec.job_path), spec.overrides).cluster.spec.host_names()
+    return set(asked.cluster.spec.host_names()) - set(there)
+
+
+def _words(ended: Everywhere) -> str:
+    failed = [f"{host} ended with {status}" for host, status in ended.statuses.items() if status]
+    return ", ".join(failed)
