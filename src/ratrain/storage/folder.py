@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratrain.errors import StorageError
+from ratrain.errors import SpecError, StorageError
+from ratrain.readers import files
 
 LOCK = "lock"
 
@@ -102,8 +103,8 @@ def _taken(lock: Path) -> int | None:
 
 
 def _owner(lock: Path) -> str:
-    with suppress(OSError):
-        return lock.read_text(errors="replace")[:20] or "?"
+    with suppress(OSError, SpecError):
+        return files.read_text(lock)[:20] or "?"
     return "?"
 
 

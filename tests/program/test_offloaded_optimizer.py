@@ -57,7 +57,7 @@ def test_fetches_and_stores_go_in_the_order_of_updates_and_compute_as_before(cas
             assert list(away.lane(rank, lane)) == [a._replace(kind=kind) for a in updates]
 
 
-@pytest.mark.parametrize("name", ["ratrain", "1f1b", "zero3-heavy"])
+@pytest.mark.parametrize("name", ["ratrain", "breadth-first", "zero3-heavy"])
 def test_updates_in_another_order_than_their_fetches_jam(name: str) -> None:
     """What is fetched last and updated first would need another slot."""
     away = small(name, (4, 4), optimizer_tier="disk")
