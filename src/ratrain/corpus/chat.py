@@ -225,8 +225,8 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     return tokens
 
 
-def _as_json(value: Any, **options: Any) -> str:
-    return json.dumps(value, **{"ensure_ascii": False, **options})
+def _as_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _raise(message: str) -> None:
