@@ -36,9 +36,9 @@ from ratrain.runtime.step.tied_program import require_tied
 
 _OWN = ("job_path", "threads")
 """Of run.json: what may differ from host to host."""
-_MODEL_NAME = "model.spec.name"
+_NOT_COMPARED = ("model.spec.name", "model.spec.tuning")
 """Names of files and sources are a host's own; so is the name of a model that is called after its
-folder."""
+folder. What is trained of it [train] says."""
 _HEAD_BYTES = 1 << 16
 _SHOWN = 40
 
@@ -185,7 +185,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         return
     for key, inner in value.items():
         dotted = f"{name}.{key}" if name else key
-        if not (key == "file" or key.endswith("source") or dotted == _MODEL_NAME):
+        if not (key == "file" or key.endswith("source") or dotted in _NOT_COMPARED):
             yield from _leaves(inner, dotted)
 
 

@@ -116,6 +116,8 @@ def _require_same_training(
             # A model without a name is called after its folder, which may have been moved.
             if key == "name" or (request.replans and key == "micro_batch"):
                 continue
+            if key == "tuning" and not request.replans:
+                continue  # a key of [train] that its program depends on
             if key == "tuning" and current[table][key] != original[table].get(key):
                 raise SpecError(
                     "[train] freeze, train_only or lora is not what the run has: its checkpoints "
