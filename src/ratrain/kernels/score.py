@@ -1,14 +1,13 @@
 """Published measurements of products on the FT-M7032 beside the clock's.
 
-`data/ft-m7032.csv` holds every other row of the figures of P1 to P4 (see `machine`). What the
-machine's three fits were set on is the first half of its NN rows of one core.
+`data/ft-m7032.csv` holds every other row of the figures of P1 to P4 (see `machine`). What was
+fitted to them stands in docs/notes/kernels.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from ratrain.errors import SpecError
@@ -23,6 +22,7 @@ from ratrain.readers.files import read_text
 from ratrain.readers.numbers import real, whole
 
 COLUMNS = ("id", "level", "dtype", "mode", "M", "K", "N", "cores", "KA", "value", "note")
+GIVEN = Path(__file__).parent / "data" / "ft-m7032.csv"
 TIMING_CALLS = 28
 """Cycles of the calls that take the time, in rows that are cycles."""
 NN = {
@@ -82,9 +82,8 @@ class Scored:
 
 def read_rows(path: Path | None) -> list[Row]:
     """The rows of a file, or those that come with RATrain; those of no stated size are left out."""
-    here = files("ratrain.kernels").joinpath("data/ft-m7032.csv")
-    text = here.read_text() if path is None else read_text(path)
-    table = csv_table(_with_notes(text), str(path or "ft-m7032.csv"), COLUMNS)
+    path = path or GIVEN
+    table = csv_table(_with_notes(read_text(path)), str(path), COLUMNS)
     rows = [_row(cells, row.place) for cells, row in table if cells.get("M") != "large"]
     if not rows:
         raise SpecError("has no row", place=str(path), fix="give at least one below the header")
