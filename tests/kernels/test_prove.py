@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ratrain.errors import ProgramError
@@ -121,7 +122,7 @@ def test_a_core_does_not_reach_the_memory_of_another() -> None:
     k = Kernel(FT_M7032)
     tile = k.cores[0].load(k.input("x", 4, 4, "f4")[:, :], AM, "tile")
     with pytest.raises(ProgramError, match="of core 0"):
-        k.cores[1].map(tile, abs, tile, slots=1)
+        k.cores[1].map(tile, np.abs, tile, slots=1)
     with pytest.raises(ProgramError, match="of core 0"):
         k.cores[1].load(tile, GSM, "tile")
 

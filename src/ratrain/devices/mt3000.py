@@ -117,8 +117,8 @@ _SUMS = (ATEN.addmm.default, ATEN.addmm_.default, ATEN.addmm.out)
 _FORWARD = ATEN._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default
 _ATTENTION: dict[Any, Answer] = {
-    _FORWARD: lambda args: _attended(*args[:3], args[4]),
-    _BACKWARD: lambda args: _attention_gradients(*args[:6], args[7]),
+    _FORWARD: lambda args: _attended(args[0], args[1], args[2], args[4]),
+    _BACKWARD: lambda args: _attention_gradients(*(args[at] for at in (0, 1, 2, 3, 4, 5, 7))),
 }
 
 

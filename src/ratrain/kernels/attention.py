@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ratrain.errors import ProgramError
 from ratrain.kernels.build import Core, Kernel
 from ratrain.kernels.machine import AM, SM
 from ratrain.kernels.tiles import Array, Tile
@@ -103,6 +104,8 @@ def turned(core: Core, source: Tile, name: str) -> Tile:
 
 
 def pieces(rows: int, size: int) -> Iterator[slice]:
+    if size < 1:
+        raise ProgramError(f"a piece of {size} rows", fix="take at least 1")
     return (slice(at, min(at + size, rows)) for at in range(0, rows, size))
 
 

@@ -37,7 +37,7 @@ def backward(
 ) -> None:
     """dQ, dK and dV, from Q, K, V, O, dO and the logarithms of the rows' sums."""
     about = Attended(heads, length, width, bool(causal))
-    unit = min(piece, chunk)  # rows of D that are stored, and loaded, at once
+    unit = max(min(piece, chunk), 1)  # rows of D that are stored, and loaded, at once
     block, chunk = (max(size // unit, 1) * unit for size in (block, chunk))
     rows = heads * length
     q, key, value, out, given = (

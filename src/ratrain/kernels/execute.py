@@ -32,7 +32,13 @@ def execute(
         memory[tensor.storage] = value
     order = program.walked.order.tolist() if seed is None else drawn_order(program, seed)
     for op in order:
-        program.ops[op].run(memory)
+        try:
+            program.ops[op].run(memory)
+        except (ValueError, TypeError) as error:  # of a function that the kernel's author gave
+            raise ProgramError(
+                f"{program.place(op)} cannot be computed: {error}",
+                fix="look at the shapes that its function is given, and at what it returns",
+            ) from error
     return {tensor.name: memory[tensor.storage] for tensor in program.tensors if tensor.is_output}
 
 
