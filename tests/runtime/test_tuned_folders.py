@@ -90,7 +90,7 @@ def test_what_was_trained_is_put_onto_no_other_weights(tmp_path: Path) -> None:
     safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
     start(part)
     other = write_job(tmp_path, replace(again, files=("text.txt",), train=(("lora", {"rank": 8}),)))
-    with pytest.raises(SpecError, match="began with lora = .* cannot change"):
+    with pytest.raises(SpecError, match=r"began with lora = .* cannot change"):
         resume_run(RunRequest(other, threads=1, calibrate=False), run)
 
 
