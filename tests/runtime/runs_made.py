@@ -416,6 +416,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "recovery_buffer": setting.recovery_buffer or 2,
         "prefetch": chosen.prefetch,
         "clip_norm": setting.clip_norm,
+        **dict(setting.train),
         "overflow": setting.overflow,
         "average_every": setting.average_every,
         "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from crew import Crew
 from plain_model import plain_losses
-from runs_made import Setting, beginning, write_job
+from runs_made import Setting, Unlike, beginning, write_job
 from torch import Tensor
 from training import Result, train
 
@@ -169,3 +169,14 @@ def test_a_partly_frozen_run_resumes_in_another_layout(
     for number, change in enumerate([{"pipeline": 2}, {"tensor": 2}, {"data": 2, "sharding": 3}]):
         again = train(crew, replace(setting, **change), tmp_path / str(number), checkpoint=saved)
         assert again.loss_values == pytest.approx(whole.loss_values[2:], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["parts of layers", "adapters"])
+def test_replicas_of_unlike_tensor_degrees_train_the_same_part(
+    name: str, crew: Crew, tmp_path: Path
+) -> None:
+    setting = setting_of(name, model=WIDE)
+    alone = checked(crew, setting, tmp_path / "alone")
+    unlike = (Unlike((4,), 4, tensor=(1,)), Unlike((4,), 4, tensor=(2,)))
+    result = checked(crew, replace(setting, unlike=unlike, tensor=2), tmp_path / "unlike")
+    assert result.loss_values == pytest.approx(alone.loss_values, rel=1e-5)
