@@ -237,11 +237,6 @@ EXIT_STATUSES = (
         "no: mend what the message names, often a full disk",
     ),
     ExitStatus(
-        StorageError.exit_code,
-        "a file of a memory tier on disk cannot be made, read or written",
-        "yes, with --resume, once the disk that the message names has room or is mended",
-    ),
-    ExitStatus(
         RunFailed.exit_code,
         "a rank failed or was killed; the message names the first one and why",
         "yes, with --resume, unless the message names a mistake",
@@ -250,6 +245,11 @@ EXIT_STATUSES = (
         RunTaken.exit_code,
         "another launch that still runs owns the run's folder",
         "when that one has ended",
+    ),
+    ExitStatus(
+        StorageError.exit_code,
+        "a file of a memory tier on disk cannot be made, read or written",
+        "yes, with --resume, once the disk that the message names has room or is mended",
     ),
     ExitStatus(
         SAVED_NOT_FINISHED,

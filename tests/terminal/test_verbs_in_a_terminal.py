@@ -41,7 +41,7 @@ def run(verb: str, folder: Path, seen: dict[str, list[Terminal]]) -> list[Termin
     use = USES[verb]
     if use.root and (reasons := missing()):
         pytest.skip(f"no lab on this machine: {'; '.join(reasons)}")
-    if verb in ("timeline", "compare", "sample", "export") or verb.startswith("launch"):
+    if verb in ("timeline", "compare", "sample", "export", "evaluate") or verb.startswith("launch"):
         run("train", folder, seen)
     if verb not in seen:
         widths = WIDTHS[:1] if use.slow else WIDTHS

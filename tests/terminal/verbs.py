@@ -70,6 +70,17 @@ USES = {
     "noc gemm": Use("noc gemm summa --simulate 4", "simulated 4x4"),
     "noc costs": Use("noc costs", "fp32 and fp16"),
     "noc reproduce": Use("noc reproduce --models-only", "router area"),
+    "kernels list": Use("kernels list", "attention"),
+    "kernels run": Use("kernels run rmsnorm --cores 2", "FP64|ulp"),
+    "kernels time": Use("kernels time rmsnorm --size rows=64 --size width=512", "bound"),
+    "kernels text": Use("kernels text rmsnorm --size rows=8 --size width=64 --cores 2", "store y"),
+    "kernels picture": Use(
+        "kernels picture swiglu --size rows=64 --size width=512 --cores 4 -o {out}.svg", "svg"
+    ),
+    "kernels score": Use("kernels score", "worst", slow=True),
+    "fit": Use("fit --model gpt-neo-2.7b --memory 24GB --host 64GB", "fastest: optimizer in host"),
+    "clean": Use("clean . --dry-run", "nothing"),
+    "evaluate": Use("evaluate runs/job-ratrain text.txt", "perplexity", slow=True),
     "checkpoints": Use("checkpoints saved --verify", "verified"),
     "lab check": Use("lab check cpu-lab --devices 2", "processors", slow=True, root=True),
     "lab run": Use("lab run cpu-lab --devices 2 -- hostname", r"\[1\]", root=True),

@@ -47,7 +47,9 @@ CLUSTER = "a100-80g-dgx"
     shell_complete=completion.clusters,
     help=f"Whose device it is: a preset, or a file of `ratrain profile`. [default: {CLUSTER}]",
 )
-@click.option("--devices", type=Whole(1, 4096), default=1, show_default=True)
+@click.option(
+    "--devices", type=Whole(1, 4096), default=1, show_default=True, help="Equal ones, of one host."
+)
 @click.option(
     "--sequence",
     type=Whole(1, 1 << 27),
@@ -76,7 +78,12 @@ CLUSTER = "a100-80g-dgx"
     show_default=True,
     help="In which gradients add up: 16 bits take half, and round.",
 )
-@click.option("--optimizer", default="adamw", show_default=True)
+@click.option(
+    "--optimizer",
+    default="adamw",
+    show_default=True,
+    help="As [train] optimizer.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(model: str, as_json: bool, **asked: Any) -> None:
     """What fits a memory: which activations are recomputed, where the optimizer's states wait, how
@@ -88,7 +95,7 @@ def command(model: str, as_json: bool, **asked: Any) -> None:
     \b
     Examples:
       ratrain fit --model gpt-neo-2.7b --memory 24GB --host 64GB --disk 1TB
-      ratrain fit --model llama-3.1-8b --cluster this.toml --disk 1TB --disk-rate 3GB/s
+      ratrain fit --model llama-3.1-8b --cluster this.toml --disk 1TB
     """
     from ratrain.cli.fit_job import job_to_fit
     from ratrain.cli.progress import progress

@@ -45,7 +45,7 @@ def command() -> None:
       ratrain kernels run attention
       ratrain kernels time gemm-f16 --size n=5120
       ratrain kernels text rmsnorm --size rows=8 --size width=64 --cores 2
-      ratrain kernels picture swiglu --size rows=64 --size width=512 --cores 4 -o swiglu.svg
+      ratrain kernels picture swiglu --size rows=64 --cores 4 -o swiglu.svg
       ratrain kernels score
     """
 
@@ -53,7 +53,12 @@ def command() -> None:
 @command.command("list")
 @JSON
 def list_(as_json: bool) -> None:
-    """List the kernels: what each computes, its machine and its sizes."""
+    """List the kernels: what each computes, its machine and its sizes.
+
+    \b
+    Example:
+      ratrain kernels list
+    """
     from ratrain.kernels import KERNELS
 
     known = [KERNELS[name] for name in KERNELS]
@@ -87,6 +92,10 @@ def run(
 
     Small sizes unless --size says others. An output further from FP64 than the kernel allows is an
     error. Products sum in the machine's order and types; elementwise work is computed in FP32.
+
+    \b
+    Example:
+      ratrain kernels run attention
     """
     from ratrain.kernels import differences
 
@@ -125,6 +134,10 @@ def time_(
 
     The bound: the FLOPs that the result needs at the vector units' peak, or every tensor once over
     DDR, whichever takes longer.
+
+    \b
+    Example:
+      ratrain kernels time gemm-f16 --size n=5120
     """
     from ratrain.kernels import KERNELS, figure_of
 
@@ -152,7 +165,12 @@ def text(
     cores: int | None,
     as_json: bool,
 ) -> None:
-    """Print KERNEL's program: every op of every core and channel, and the tiles' versions."""
+    """Print KERNEL's program: every op of every core and channel, and the tiles' versions.
+
+    \b
+    Example:
+      ratrain kernels text rmsnorm --size rows=8 --size width=64 --cores 2
+    """
     from ratrain.kernels import program_text, written
 
     declared, on, sizes = _chosen(kernel, changes, machine, cores, small=True)
@@ -180,7 +198,12 @@ def picture(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Draw KERNEL on the clock: each core's vector unit, and its DMA channels under it."""
+    """Draw KERNEL on the clock: each core's vector unit, and its DMA channels under it.
+
+    \b
+    Example:
+      ratrain kernels picture swiglu --size rows=64 --cores 4 -o swiglu.svg
+    """
     from ratrain.kernels import timeline_of, written
     from ratrain.readers.writing import write_whole
     from ratrain.timeline.picture import Panel, svg
@@ -204,6 +227,10 @@ def score(rows: Path | None, every: bool, as_json: bool) -> None:
 
     ROWS is a CSV file with the columns of src/ratrain/kernels/data/ft-m7032.csv, which is taken
     where none is named.
+
+    \b
+    Example:
+      ratrain kernels score --all
     """
     from ratrain.kernels import read_rows, scored
 

@@ -243,6 +243,7 @@ class ClusterSpec:
             if name not in names:
                 raise SpecError(
                     f"the cluster has no host {name!r}",
+                    place=f"cluster {self.name}",
                     fix=nearest(name, names)
                     if names
                     else "give [[host]] a count in the cluster's file",
@@ -259,7 +260,7 @@ class ClusterSpec:
             kept = [name for name in own if name not in left_out]
             left += [(host.name, replace(host, name=name, count=1)) for name in kept]
         if not left:
-            raise SpecError("no host is left", fix="leave out fewer")
+            raise SpecError("no host is left", place=f"cluster {self.name}", fix="leave out fewer")
         hosts = tuple(
             replace(
                 host,

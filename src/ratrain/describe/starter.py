@@ -140,6 +140,7 @@ def _schedule(s: Starter) -> _Table:
             _Line(
                 "boundary_wire", s.dtype, "dtype of tensors sent between stages; default: as dtype"
             ),
+            _Line("optimizer_tier", "device", '"host" or "disk": its states wait there'),
             _Line("error_feedback", False, "send what rounding took from gradients a step later"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),
             _Line("gradient_accumulation", "auto", '"local" or "sharded"'),
