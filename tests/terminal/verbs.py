@@ -73,7 +73,9 @@ USES = {
     "kernels list": Use("kernels list", "attention"),
     "kernels run": Use("kernels run rmsnorm --cores 2", "FP64|ulp"),
     "kernels time": Use("kernels time rmsnorm --size rows=64 --size width=512", "bound"),
-    "kernels text": Use("kernels text rmsnorm --size rows=8 --size width=64 --cores 2", "store y"),
+    "kernels text": Use(
+        "kernels text rmsnorm --size rows=8 --size width=64 --cores 2", "store y", document=True
+    ),
     "kernels picture": Use(
         "kernels picture swiglu --size rows=64 --size width=512 --cores 4 -o {out}.svg", "svg"
     ),

@@ -141,16 +141,17 @@ def _headline(job: JobSpec) -> list[str]:
 
 
 def _table(ways: tuple[Way, ...]) -> list[str]:
-    rows = [("", "step", "tokens/s", "peak", "least memory", "moved a step")]
+    rows = [("", "step", "tokens/s", "peak", "needs", "moved")]
     rows += [(way.name, *_cells(way)) for way in ways]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
+    table = [
         "  ".join(
             cell.ljust(width) if not number else cell.rjust(width)
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
     ]
+    return [*table, "needs: the least memory of a device; moved: to its tier and back, a step"]
 
 
 def _cells(way: Way) -> tuple[str, ...]:

@@ -333,19 +333,20 @@ def _figure_json(f: Figure) -> dict[str, Any]:
 
 
 def _figures(figures: list[Figure]) -> Iterator[str]:
+    from ratrain.describe.lines import wrapped
     from ratrain.describe.units import format_flops_rate, format_time
 
-    yield f"{'kernel':20}{'time':>10}{'rate':>15}{'of peak':>9}{'bound':>10}  {'bound by':14}of it"
+    yield f"{'kernel':19}{'time':>10}{'rate':>14}{'of peak':>8}{'bound':>9} {'bound by':13}of it"
     for f in figures:
         rate = format_flops_rate(f.flops_per_s) if f.flops else "-"
         peak = f"{f.compute_bound_s / f.timed.time_s:.1%}" if f.flops else "-"
         yield (
-            f"{f.kernel:20}{format_time(f.timed.time_s):>10}{rate:>15}{peak:>9}"
-            f"{format_time(f.bound_s):>10}  {f.bound_by:14}{f.of_bound:.1%}"
+            f"{f.kernel:19}{format_time(f.timed.time_s):>10}{rate:>14}{peak:>8}"
+            f"{format_time(f.bound_s):>9} {f.bound_by:13}{f.of_bound:.1%}"
         )
     for f in figures:
         if f.published:
-            yield f"published of {f.kernel}: {f.published}"
+            yield from wrapped(f"published of {f.kernel}: {f.published}")
 
 
 def _scores(found: list[Scored], every: bool) -> Iterator[str]:
