@@ -1,4 +1,4 @@
-"""The first hour of five people: what they type, from nothing, in a terminal of 80 columns."""
+"""The first hour of six people: what they type, from nothing, in a terminal of 80 columns."""
 
 from __future__ import annotations
 
