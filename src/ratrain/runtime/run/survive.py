@@ -59,6 +59,13 @@ class Surviving:
         lost = self._lost()
         if set(lost) == _left_out(asked, spec):
             return
+        if asked.checkpoint.disks == "per-host":
+            raise RunFailed(
+                f"{', '.join(lost) or 'a host'} cannot be left out or taken in: every host has a "
+                "run folder of its own, and what it had of the checkpoint is there alone",
+                place="[checkpoint] disks",
+                fix="launch again when all are there, or put the folder on a disk that they share",
+            )
         self.tell(f"lost: {', '.join(lost)}" if lost else "all hosts are there again")
         cluster = asked.cluster.spec.without(lost)
         devices = asked.cluster.devices
