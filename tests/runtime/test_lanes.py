@@ -18,6 +18,7 @@ from made import Case, cases, replica, small
 
 from ratrain.errors import Infeasible
 from ratrain.program.actions import Kind, Lane
+from ratrain.program.families import DEVICE
 from ratrain.program.program import Program
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import STRATEGIES, Choices, apply_strategy, strategy
@@ -103,7 +104,11 @@ def played(program: Program, seed: int) -> list[Ledger]:
     """All ranks' lanes with sleeps in place of work, each under exactly the verifier's bound; every
     wait of the program is checked."""
     table, meetings = program.table, Meetings(program)
-    bounds = {bound.rank: bound.total_bytes for bound in verify(program).bounds}
+    verdict = verify(program)
+    bounds = {
+        (bound.rank, bound.tier): bound.total_bytes
+        for bound in (*verdict.bounds, *verdict.lower_bounds)
+    }
     clock = itertools.count()
     began: dict[tuple[int, int], int] = {}
     ended: dict[tuple[int, int], int] = {}
@@ -113,7 +118,7 @@ def played(program: Program, seed: int) -> list[Ledger]:
     for rank in range(table.setup.ranks):
         schedule = schedule_of(program, rank)
         numbers = np.flatnonzero(table.rank == rank).tolist()
-        ledger = Ledgers(Ledger(schedule.persistent, bounds[rank], "RAM"))
+        ledger = exactly(schedule, bounds)
         execute, meet = _playing(program, numbers, meetings, clock, began, ended, seed + rank)
         lanes = Lanes(schedule, execute, ledger, timeout_s=PATIENCE_S, meet=meet)
         threads.append(
@@ -134,6 +139,17 @@ def played(program: Program, seed: int) -> list[Ledger]:
                     f"{table.word(target)} of step {step} began before {table.word(source)} ended"
                 )
     return [ledger.device for ledger in ledgers]
+
+
+def exactly(schedule: Schedule, bounds: dict[tuple[int, str], int]) -> Ledgers:
+    """A rank's ledgers, each of which holds no more than was proved."""
+
+    def ledger(tier: str) -> Ledger:
+        held = [state for state in schedule.persistent if state.tier == tier]
+        return Ledger(held, bounds[schedule.rank, tier], tier or "RAM")
+
+    lower = {tier for rank, tier in bounds if rank == schedule.rank} - {DEVICE}
+    return Ledgers(ledger(DEVICE), **{tier: ledger(tier) for tier in lower})
 
 
 def _playing(

@@ -200,7 +200,7 @@ def train_rank(
     spec, program = run_folder.read_spec(), run_folder.read_program()
     seat, device = spec.seats.seat(rank), CPU if make_device is None else make_device(rank)
     with tiers_of(
-        program, seat, device, folder / "tier", "run", timeout_s=60, say=lambda _: None
+        program, seat, device, lambda: folder / "tier", "run", timeout_s=60, say=lambda _: None
     ) as tiers:
         return _train_rank(rank, setting, folder, delays, checkpoint, saves, make_device, tiers)
 

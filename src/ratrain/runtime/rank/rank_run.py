@@ -154,13 +154,12 @@ def _run(folder: RunFolder, lock: FolderLock, log: RankLog, requests: StopReques
                 metrics.write(row)
             log.show(row)
 
-        kind = context.job.cluster.members()[context.spec.device_numbers[rank]].kind
         tiers = closing.enter_context(
             tiers_of(
                 context.program,
                 context.seat,
                 device,
-                disk_folder(kind, folder.path),
+                lambda: disk_folder(context.job, context.spec.device_numbers[rank], folder.path),
                 run_name(folder.path),
                 timeout_s=context.job.train.timeout_s,
                 say=lambda line: _note(context, [f"rank {rank}: {line}"]),

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
 
-from ratrain.describe.device import DeviceKind
+from ratrain.describe.job import JobSpec
 from ratrain.devices import Device
+from ratrain.errors import Infeasible
 from ratrain.program.families import optimizer_family
 from ratrain.program.program import Program
 from ratrain.program.tiers import DISK, HOST
@@ -25,7 +26,7 @@ def tiers_of(
     program: Program,
     seat: Seat,
     device: Device,
-    folder: Path,
+    folder: Callable[[], Path],
     run: str,
     *,
     timeout_s: float,
@@ -41,7 +42,7 @@ def tiers_of(
         if DISK in used:
             sizes = _sizes_on_disk(program, seat.program_rank)
             limits = StoreLimits(timeout_s=timeout_s + max(sizes) / SLOWEST_BYTES_PER_S)
-            store = TierStore(folder, run, seat.world_rank, limits=limits)
+            store = TierStore(folder(), run, seat.world_rank, limits=limits)
             tiers[DISK] = DiskTier(store, device)
             if store.note:
                 say(store.note)
@@ -62,8 +63,13 @@ def _sizes_on_disk(program: Program, rank: int) -> list[int]:
     return states.size_bytes[rows][states.rank[rows] == rank].tolist()
 
 
-def disk_folder(kind: DeviceKind, run: Path) -> Path:
-    """Where files of the tier on disk are made."""
+def disk_folder(job: JobSpec, device: int, run: Path) -> Path:
+    """Where files of the tier on disk are made, of a device by its number in the cluster: as that
+    says it now, in which the device need no longer be."""
+    try:
+        kind = job.cluster.spec.devices(device + 1)[-1].kind
+    except Infeasible:
+        return run / "tier"
     described = next((tier for tier in kind.tiers if tier.name == DISK), None)
     return Path(described.path) if described and described.path else run / "tier"
 
