@@ -399,9 +399,8 @@ def test_without_a_plan_the_cluster_alone_is_written_and_a_job_can_search_on_it(
     planned = say("plan", "job.toml", "--json")
     assert planned.status == 0, planned.err
     told = planned.body["plans"][0]["plan"]["measured_times"]
-    assert told[0] == (
-        "times on l4: layers measured; embedding, head from its rates, not measured"
-    ), told
+    l4 = "times on l4: layers measured; embedding, head from its rates, not measured"
+    assert l4 in told, told
 
 
 @pytest.mark.parametrize("driving", [BY_OTHERS, Driving(2e-4, 1.5e-10, 1.9, "a test")])
