@@ -27,10 +27,11 @@ def command(folder: Path, dry_run: bool, as_json: bool) -> None:
     """
     from ratrain.describe.units import format_bytes
     from ratrain.errors import SpecError
-    from ratrain.storage import left_over, remove_left_over
+    from ratrain.storage import is_tier, left_over, remove_left_over
 
     if not folder.is_dir():
         raise SpecError("there is no such folder", place=str(folder), fix="name a folder of a tier")
+    is_one = is_tier(folder)
     found = left_over(folder) if dry_run else remove_left_over(folder)
     if as_json:
         rows = [{"path": str(each.path), "size_bytes": each.size_bytes} for each in found]
@@ -40,4 +41,6 @@ def command(folder: Path, dry_run: bool, as_json: bool) -> None:
     for each in found:
         click.echo(f"{verb}: {each.path} ({format_bytes(each.size_bytes)})")
     if not found:
+        why = "all files in it are of runs that go on" if is_one else "no rank has files in it"
         click.echo(f"{folder}: nothing is left over")
+        click.echo(f"{why}; folders below it were not searched")

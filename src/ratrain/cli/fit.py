@@ -87,10 +87,10 @@ CLUSTER = "a100-80g-dgx"
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(model: str, as_json: bool, **asked: Any) -> None:
     """What fits a memory: which activations are recomputed, where the optimizer's states wait, how
-    fast a step is then, the longest sequence, the largest micro-batch, and the least memory.
+    fast a step is then, the longest sequence, the largest micro-batch, and memory that is enough.
 
-    Each line is the planner's best plan of that way, proved to fit; what does not fit has the least
-    memory that would do. The exit status is 3 if nothing fits.
+    Each line is the planner's best plan of that way, proved to fit. Sequence, micro-batch and
+    memory that is enough are by an upper bound, of which no program was proved. The exit status is 3 if nothing fits.
 
     \b
     Examples:
@@ -105,7 +105,7 @@ def command(model: str, as_json: bool, **asked: Any) -> None:
 
     asked["cluster_is_default"] = asked["cluster"] is None
     asked["cluster"] = asked["cluster"] or CLUSTER
-    job, assumed = job_to_fit(model, asked)
+    job, assumed = job_to_fit(model, asked, {"host": HOST_RATE, "disk": DISK_RATE})
     with progress("simulating", "plans") as report:
         ways = ways_of(job, report)
     if as_json:
@@ -151,7 +151,11 @@ def _table(ways: tuple[Way, ...]) -> list[str]:
         )
         for row in rows
     ]
-    return [*table, "needs: the least memory of a device; moved: to its tier and back, a step"]
+    return [
+        *table,
+        "needs: memory of a device that is enough, by an upper bound; moved: to its",
+        "  tier and back, a step",
+    ]
 
 
 def _cells(way: Way) -> tuple[str, ...]:
@@ -181,7 +185,7 @@ def _advice(ways: tuple[Way, ...]) -> list[str]:
         least = min((way.least_memory_bytes for way in ways if way.least_memory_bytes), default=0)
         rounded = f"{-(-least // 100_000_000) / 10:g}GB"
         ending = (
-            f"the least memory of a device that would do: --memory {rounded}"
+            f"memory of a device that would do, by an upper bound: --memory {rounded}"
             if least
             else ("no memory would do")
         )
@@ -191,7 +195,7 @@ def _advice(ways: tuple[Way, ...]) -> list[str]:
     lines.append(f"fastest: {fastest.name}{key}")
     lines.append(
         f"with that fit sequences of {fastest.longest_sequence:,} tokens, or micro-batches of "
-        f"{fastest.largest_micro_batch} (powers of two were tried)"
+        f"{fastest.largest_micro_batch} (powers of two were tried, on an upper bound)"
     )
     for way in fitting:
         if way.tier and way.best is not None and way.moving_s > 0.5 * way.best.step_s:

@@ -18,14 +18,14 @@ from ratrain.describe.units import parse_bytes, parse_bytes_rate
 from ratrain.errors import SpecError
 from ratrain.program.tiers import DISK, HOST
 
-ASSUMED = {HOST: "25GB/s", DISK: "2GB/s"}
-"""Rates of tiers whose rate nobody said."""
-T = TypeVar("T")
+T = TypeVar("T", int, float)
 
 
-def job_to_fit(model: str, asked: dict[str, Any]) -> tuple[JobSpec, list[str]]:
+def job_to_fit(
+    model: str, asked: dict[str, Any], usual: dict[str, str]
+) -> tuple[JobSpec, list[str]]:
     """The job, without a layout; and what was assumed of it, in sentences. `asked`: the verb's
-    options by their names."""
+    options by their names. `usual`: rates of tiers whose rate nobody said."""
     spec, file = _cluster(asked["cluster"])
     if asked["cluster_is_default"]:  # its rates; what is below the device's memory is asked for
         alone = (replace(kind, tiers=kind.tiers[:1]) for kind in spec.device)
@@ -45,9 +45,9 @@ def job_to_fit(model: str, asked: dict[str, Any]) -> tuple[JobSpec, list[str]]:
             )
         if sizes[name] is not None and rates[name] is None and not described:
             assumed.append(
-                f"assumed: {ASSUMED[name]} between device and {name}; --{name}-rate says otherwise"
+                f"assumed: {usual[name]} between device and {name}; --{name}-rate says otherwise"
             )
-    kinds = tuple(_kind(kind, sizes, rates) for kind in spec.device)
+    kinds = tuple(_kind(kind, sizes, rates, usual) for kind in spec.device)
     if asked["cluster_is_default"]:
         assumed.append(
             f"assumed: it computes like an {kinds[0].name} of {spec.name}; --cluster says otherwise"
@@ -81,14 +81,21 @@ def _read(parse: Callable[[str], T], asked: dict[str, Any], name: str) -> T | No
     text = asked[name]
     if text is None:
         return None
+    place = f"--{name.replace('_', '-')}"
     try:
-        return parse(text)
+        value = parse(text)
     except SpecError as error:
-        raise SpecError(error.what, place=f"--{name.replace('_', '-')}", fix=error.fix) from None
+        raise SpecError(error.what, place=place, fix=error.fix) from None
+    if value <= 0:
+        raise SpecError(f"{text} is not more than nothing", place=place, fix="leave it out")
+    return value
 
 
 def _kind(
-    kind: DeviceKind, sizes: dict[str, int | None], rates: dict[str, float | None]
+    kind: DeviceKind,
+    sizes: dict[str, int | None],
+    rates: dict[str, float | None],
+    usual: dict[str, str],
 ) -> DeviceKind:
     """A kind of device with these sizes of memory in place of its own."""
     memory = kind.memory
@@ -97,8 +104,8 @@ def _kind(
     below = {tier.name: tier for tier in kind.tiers[1:]}
     for name in (HOST, DISK):
         if sizes[name] is not None:
-            usual = below[name].bandwidth_bytes_per_s if name in below else None
-            rate = rates[name] or usual or parse_bytes_rate(ASSUMED[name])
+            described = below[name].bandwidth_bytes_per_s if name in below else None
+            rate = rates[name] or described or parse_bytes_rate(usual[name])
             below[name] = Tier(name, int(sizes[name] or 0), rate, "ratrain fit")
         elif name in below and rates[name] is not None:
             below[name] = replace(below[name], bandwidth_bytes_per_s=rates[name] or 0.0)

@@ -232,10 +232,14 @@ def score(rows: Path | None, every: bool, as_json: bool) -> None:
     Example:
       ratrain kernels score --all
     """
+    from ratrain.describe.lines import wrapped
     from ratrain.kernels import read_rows, scored
 
     with progress("timing the measured products"):
-        found = list(scored(read_rows(rows)))
+        read = read_rows(rows)
+        found = list(scored(read))
+    timed = {s.row.name for s in found}
+    left_out = [row.name for row in read if row.name not in timed]
     if as_json:
         body = [
             {
@@ -247,9 +251,12 @@ def score(rows: Path | None, every: bool, as_json: bool) -> None:
             }
             for s in found
         ]
-        print_json("kernels score", {"rows": body})
-    else:
-        click.echo("\n".join(_scores(found, every)))
+        print_json("kernels score", {"rows": body, "not_scored": left_out})
+        return
+    click.echo("\n".join(_scores(found, every)))
+    if left_out:
+        said = f"not scored, for want of a kernel or a size: {', '.join(left_out)}"
+        click.echo("\n".join(wrapped(said)))
 
 
 # ---- what was chosen ----------------------------------------------------------------------

@@ -38,6 +38,8 @@ NT = {
 }
 RELEASED = Blocks(576, 144, 6, 512, 64, a_buffers=2)
 """Those of the released code, FP64; P1 gives the others."""
+UNSIZED = "large"
+"""A size that the publication does not state; in a `Row` it is 0."""
 DTYPES = {"f64": "f8", "f32": "f4"}
 GEMMS = {"NN": gemm_nn, "NT": gemm_nt, "TT": gemm_tt}
 
@@ -81,10 +83,10 @@ class Scored:
 
 
 def read_rows(path: Path | None) -> list[Row]:
-    """The rows of a file, or those that come with RATrain; those of no stated size are left out."""
+    """The rows of a file, or those that come with RATrain."""
     path = path or GIVEN
     table = csv_table(_with_notes(read_text(path)), str(path), COLUMNS)
-    rows = [_row(cells, row.place) for cells, row in table if cells.get("M") != "large"]
+    rows = [_row(cells, row.place) for cells, row in table]
     if not rows:
         raise SpecError("has no row", place=str(path), fix="give at least one below the header")
     return rows
@@ -105,7 +107,10 @@ def _row(cells: dict[str, str], place: str) -> Row:
     if cells["dtype"] not in DTYPES:
         raise SpecError(f"{cells['dtype']} is no type here", place=place, fix="f32 or f64")
     try:
-        m, depth, n, cores = (whole(cells[c], low=1) for c in ("M", "K", "N", "cores"))
+        m, depth, n = (
+            0 if cells[c] == UNSIZED else whole(cells[c], low=1) for c in ("M", "K", "N")
+        )
+        cores = whole(cells["cores"], low=1)
         k_block = 0 if cells["KA"] == "-" else whole(cells["KA"], low=1)
         value = real(cells["value"])
     except ValueError as error:
@@ -117,9 +122,11 @@ def _row(cells: dict[str, str], place: str) -> Row:
 
 
 def scored(rows: Iterable[Row], machine: Machine = FT_M7032) -> Iterator[Scored]:
-    """Each row that there is a kernel for: not those of very short or thin matrices, which the
-    published code transposes on chip, and which are not written here."""
+    """Each row of a stated size that there is a kernel for: not those of very short or thin
+    matrices, which the published code transposes on chip, and which are not written here."""
     for row in rows:
+        if not (row.m and row.depth and row.n):
+            continue
         if row.level == "uk":
             yield Scored(row, _micro_kernel(row, machine))
         elif row.level == "gemm" and row.mode in GEMMS:

@@ -9,7 +9,7 @@ again. They are the run's memory, not its checkpoint: nothing is read from them 
 """
 
 from ratrain.storage.files import Files, OsFiles
-from ratrain.storage.folder import LeftOver, left_over, remove_left_over
+from ratrain.storage.folder import LeftOver, is_tier, left_over, remove_left_over
 from ratrain.storage.measured import DiskRates, disk_rates
 from ratrain.storage.pages import PAGE, in_pages, page_buffer
 from ratrain.storage.store import Key, StoreLimits, TierStore, Traffic
@@ -26,6 +26,7 @@ __all__ = [
     "Traffic",
     "disk_rates",
     "in_pages",
+    "is_tier",
     "left_over",
     "page_buffer",
     "remove_left_over",

@@ -68,6 +68,11 @@ def left_over(folder: Path) -> list[LeftOver]:
     return found
 
 
+def is_tier(folder: Path) -> bool:
+    """Whether any rank has, or had, a folder in this one."""
+    return any(True for _ in folder.glob(f"*/rank-*/{LOCK}"))
+
+
 def remove_left_over(folder: Path) -> list[LeftOver]:
     """Removes that, and says what it was."""
     removed: list[LeftOver] = []
