@@ -90,7 +90,8 @@ def command(model: str, as_json: bool, **asked: Any) -> None:
     fast a step is then, the longest sequence, the largest micro-batch, and memory that is enough.
 
     Each line is the planner's best plan of that way, proved to fit. Sequence, micro-batch and
-    memory that is enough are by an upper bound, of which no program was proved. The exit status is 3 if nothing fits.
+    memory that is enough are by an upper bound, of which no program was proved. The exit
+    status is 3 if nothing fits.
 
     \b
     Examples:
