@@ -127,6 +127,13 @@ def test_conversations_are_learned_and_evaluated(tmp_path: Path) -> None:
         (result,) = evaluated(model, data, model.base, ["held"], setting.sequence_length)
         assert result.loss == pytest.approx(validated[-1], rel=1e-5)
         assert result.perplexity == pytest.approx(exp(result.loss))
+        (tmp_path / "plain.txt").write_text("the kettle boils " * 40)
+        plain = DataSpec((str(tmp_path / "plain.txt"),), model.tokenizer)
+        short, long = (
+            evaluated(model, plain, model.base, ["plain"], length)[0] for length in (7, 13)
+        )
+        assert short.tokens + short.left_out == long.tokens + long.left_out
+        assert 0 <= short.left_out < 7 and 0 <= long.left_out < 13
     job_data = data_of_run(run.path)
     assert job_data is not None
     assert job_data.validation == ("held.jsonl",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,7 @@ from ratrain.errors import SpecError
 
 if TYPE_CHECKING:
     from ratrain.describe.train import DataSpec
+    from ratrain.runtime.run.evaluate import Evaluated
     from ratrain.runtime.run.trained import TrainedModel
 
 
@@ -70,13 +71,9 @@ def command(
         results = evaluated(trained, data, base, names, length, report)
     whole = all_of(results)
     if as_json:
-        rows = [
-            {"file": e.file, "tokens": e.tokens, "loss": e.loss, "perplexity": e.perplexity}
-            for e in results
-        ]
+        rows = [{"file": each.file, **_figures(each)} for each in results]
         body = {"step": trained.step, "sequence_length": length, "files": rows}
-        totals = {"tokens": whole.tokens, "loss": whole.loss, "perplexity": whole.perplexity}
-        print_json("evaluate", {**body, **totals})
+        print_json("evaluate", {**body, **_figures(whole)})
         return
     shown = [*results, replace(whole, file="all")] if len(results) > 1 else results
     wide = max(len(each.file) for each in shown)
@@ -84,6 +81,17 @@ def command(
     for each in shown:
         figures = f"{each.tokens:>12,}  {each.loss:>8.4f}  {each.perplexity:>10.4g}"
         click.echo(f"{each.file:<{wide}}  {figures}")
+    if whole.left_out:
+        click.echo(f"not looked at: {whole.left_out:,} tokens at the ends, which fill no sequence")
+
+
+def _figures(each: Evaluated) -> dict[str, Any]:
+    return {
+        "tokens": each.tokens,
+        "loss": each.loss,
+        "perplexity": each.perplexity,
+        "left_out_tokens": each.left_out,
+    }
 
 
 def _data(

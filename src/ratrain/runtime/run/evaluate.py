@@ -31,11 +31,13 @@ MOST_LOSS = 700.0
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The mean loss of a file's tokens that count."""
+    """The mean loss of a file's tokens that count. `left_out`: those at its end that fill no
+    sequence, and were not looked at."""
 
     file: str
     tokens: int
     loss: float
+    left_out: int
 
     @property
     def perplexity(self) -> float:
@@ -45,7 +47,8 @@ class Evaluated:
 def all_of(results: Sequence[Evaluated]) -> Evaluated:
     """Of all files together: each token weighs the same."""
     tokens = sum(each.tokens for each in results)
-    return Evaluated("", tokens, sum(e.loss * e.tokens for e in results) / max(1, tokens))
+    loss = sum(e.loss * e.tokens for e in results) / max(1, tokens)
+    return Evaluated("", tokens, loss, sum(each.left_out for each in results))
 
 
 def data_of_run(path: Path) -> DataSpec | None:
@@ -74,13 +77,14 @@ def evaluated(
         (name, _store(replace(data, files=(file,)), base, sequence_length))
         for name, file in zip(names, data.files, strict=True)
     ]
-    samples = [
-        (file, Samples(store, max(1, min(sequence_length, len(store) - 1)), 1, shuffle=False))
-        for file, store in stores
-    ]
-    weights, total, done = model.views(), sum(each.count for _, each in samples), 0
+    samples: list[tuple[str, Samples, int]] = []
+    for file, store in stores:
+        length = max(1, min(sequence_length, len(store) - 1))
+        of_file = Samples(store, length, 1, shuffle=False)
+        samples.append((file, of_file, max(0, len(store) - 1 - of_file.count * length)))
+    weights, total, done = model.views(), sum(each.count for _, each, _ in samples), 0
     results: list[Evaluated] = []
-    for file, of_file in samples:
+    for file, of_file, left_out in samples:
         loss, tokens = 0.0, 0
         for first in range(0, of_file.count, AT_ONCE):
             places = np.arange(first, min(first + AT_ONCE, of_file.count), dtype=np.int64)
@@ -95,7 +99,7 @@ def evaluated(
             raise SpecError(
                 "holds no token that counts", place=file, fix="give more text, or other files"
             )
-        results.append(Evaluated(file, tokens, loss / tokens))
+        results.append(Evaluated(file, tokens, loss / tokens, left_out))
     return results
 
 
