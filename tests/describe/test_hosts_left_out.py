@@ -101,5 +101,7 @@ devices = {asked}
 without = ["here-2"]
 [batch]
 sequences = 4
+[schedule]
+dtype = "fp32"
 ''')
     assert load_job(job).cluster.devices == left
