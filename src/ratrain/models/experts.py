@@ -28,9 +28,9 @@ from torch import Tensor
 
 from ratrain.describe.model import Experts, ModelSpec
 from ratrain.describe.parameters import EXPERTS, ROUTER
-from ratrain.models.activation import activated, activation_gradients_
-from ratrain.models.linear import accumulation_dtype
-from ratrain.models.rows import Rows, add_own, by_rank, summed
+from ratrain.models.functions.activation import activated, activation_gradients_
+from ratrain.models.functions.linear import accumulation_dtype
+from ratrain.models.functions.rows import Rows, add_own, by_rank, summed
 from ratrain.models.tensor_group import TensorGroup, division_of
 from ratrain.models.weights import Weights
 
