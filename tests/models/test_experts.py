@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from ratrain.runtime.step.buckets import Bucket, Filler
 from test_division import assert_near, group_step, part_of
 from test_families import gradients_of
 from their_models import EXPERTS, SIZES, read_all, their_model, written
@@ -31,6 +30,7 @@ from ratrain.models.huggingface import check_weights, read_range, write_model
 from ratrain.models.shapes import unit_layout
 from ratrain.models.units import MicroBatch
 from ratrain.readers.place import Place
+from ratrain.runtime.step.exchange.buckets import Bucket, Filler
 
 BOTH = ("mixtral", "qwen3_moe")
 

@@ -158,7 +158,7 @@ class SparseMlp:
 
     def _pairs(self, chosen: Tensor, order: Tensor) -> Iterator[ExpertPairs]:
         """Expert by expert what is chosen of those that are here; `order`: of pairs, by expert."""
-        counts = chosen.view(-1).bincount(minlength=self.experts.count).tolist()
+        counts = chosen.view(-1).bincount(minlength=self.experts.count).cpu().tolist()
         own = self._own
         begin = first = sum(counts[: own.start])
         for expert, count in enumerate(counts[own]):
