@@ -120,6 +120,7 @@ class MT3000(Cpu):
     """One emulated cluster: work is done when its call returns, as on the CPU."""
 
     kind = "mt3000"
+    narrow_terms = K_C
     words = "an emulated MT-3000 cluster (products and FP16 attention; the rest on the CPU)"
 
     @contextmanager

@@ -18,4 +18,16 @@ def own_device(job: JobSpec, spec: RunSpec, rank: int, hosts: Sequence[int]) -> 
     number = [(hosts[other], kinds[other]) for other in range(rank)].count(place)
     if job.train.share_gpu and kinds[rank] == "cuda":
         number %= max(1, gpus_here())
-    return device_of_kind(kinds[rank], number)
+    return _as_checked(device_of_kind(kinds[rank], number), spec, rank)
+
+
+def _as_checked(device: Device, spec: RunSpec, rank: int) -> Device:
+    """The device, or for `ratrain check` what compares its operators or stands in for them."""
+    if not spec.check:
+        return device
+    from ratrain.check import Checked, Scattered
+
+    if spec.check == "compare":
+        return Checked(device, rank)
+    _, _, draw = spec.check.partition(" ")
+    return Scattered(device, int(draw or 0) and 1000 * int(draw) + rank)
