@@ -131,7 +131,12 @@ def _of_results(call: Call, exact: list[Tensor]) -> list[Tensor]:
     return [4 * call.arithmetic.unit * x.abs() for x in exact]
 
 
-@bound(*(f"aten.{name}" for name in "exp log sigmoid silu tanh erf cos sin pow".split()))
+@bound(
+    *(
+        f"aten.{name}"
+        for name in ["exp", "log", "sigmoid", "silu", "tanh", "erf", "cos", "sin", "pow"]
+    )
+)
 def _function(call: Call, exact: list[Tensor]) -> list[Tensor]:
     """Its last places, and what rounding its argument would change."""
     moved = _moved(call, 2 * call.arithmetic.unit)
@@ -230,7 +235,7 @@ def _softmax_gradient(call: Call, _: list[Tensor]) -> list[Tensor]:
 
 def measured(call: Call, exact: list[Tensor]) -> list[Tensor]:
     """What moving each argument by its rounding changes, times the terms that may be summed."""
-    widest = max((x.numel() for v in call.exact.values() for x in leaves(v) if _is_float(x)))
+    widest = max(x.numel() for v in call.exact.values() for x in leaves(v) if _is_float(x))
     unit = call.arithmetic.unit
     moved = _moved(call, unit)
     bounds: list[Tensor] = []

@@ -16,7 +16,7 @@ from ratrain.check.compare import compare, unchanged
 from ratrain.check.record import Record, Where, WhereOf
 from ratrain.devices import Device, Mark, Memory, Stream
 from ratrain.devices.device import DeclaredOp, Marks
-from ratrain.devices.operators import Intercepting, leaves, rule_of, tensors_of
+from ratrain.devices.operators import Intercepting, rule_of, tensors_of
 
 _aten = torch.ops.aten
 _NOTHING = {

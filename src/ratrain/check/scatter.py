@@ -82,9 +82,9 @@ class Scattered:
         self._device.finish()
 
 
-def scatter(make: Callable[[], dict[str, Tensor]], draws: int, narrow_terms: int) -> list[
-    dict[str, Tensor]
-]:
+def scatter(
+    make: Callable[[], dict[str, Tensor]], draws: int, narrow_terms: int
+) -> list[dict[str, Tensor]]:
     """What a function of tensors makes, by name, in so many draws."""
     made: list[dict[str, Tensor]] = []
     for draw in range(1, draws + 1):

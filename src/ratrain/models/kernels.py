@@ -18,10 +18,10 @@ from torch import Tensor
 from torch._C import _len_torch_dispatch_stack
 
 from ratrain.compiled import library
-from ratrain.models.chunks import CPU_KERNELS
+from ratrain.models.functions.chunks import CPU_KERNELS
 
 if TYPE_CHECKING:
-    from ratrain.models.gpu_kernels import GpuKernels
+    from ratrain.models.gpu.kernels import GpuKernels
 
 
 class Kernels(Protocol):
@@ -81,7 +81,7 @@ def _for_gpus() -> GpuKernels | None:
     """Those in Triton; None: it is not installed."""
     if find_spec("triton") is None:
         return None
-    from ratrain.models.gpu_kernels import GpuKernels
+    from ratrain.models.gpu.kernels import GpuKernels
 
     return GpuKernels()
 

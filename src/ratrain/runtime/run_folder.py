@@ -52,6 +52,7 @@ _LEFT_OUT = (
 )
 """Not in run.json where replicas are alike, all ranks compute in one dtype, one collective is for
 all units, the run began by itself, or has the program that it began with."""
+Check = Literal["", "compare", "exact", "scatter 1", "scatter 2"]
 Part = Annotated[int, Rule(low=0, high=1 << 18)]
 Override = Annotated[str, Rule(high=MOST_CHARS)]
 
@@ -97,7 +98,7 @@ class RunSpec:
     episode: Natural = 0  # how many other programs the run had before
     episode_step: Natural = 0  # the first step of this one
     # "compare": each operator with fp64; else operators in fp64, rounded once or by chance
-    check: Literal["", "compare", "exact", "scatter 1", "scatter 2"] = ""
+    check: Check = ""
 
     def __post_init__(self) -> None:
         ranks = self.pipeline * self.data * self.tensor

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ratrain.check import INPUT_GRADIENT, OUTPUT, Checked, Given, Where, compare_unit
 from ratrain.devices import Device
+from ratrain.models.functions.rows import spread
 from ratrain.models.graphs import Graph
-from ratrain.models.rows import spread
 from ratrain.models.units import MicroBatch
 from ratrain.program.kind import Kind
 from ratrain.readers.writing import write_whole

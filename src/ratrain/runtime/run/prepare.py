@@ -24,11 +24,11 @@ from ratrain.plan import (
     plan_of_file,
 )
 from ratrain.program.bounds import PeakBound
-from ratrain.program.family_groups import takes
 from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Setup
+from ratrain.program.text.family_groups import takes
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts
@@ -38,7 +38,7 @@ from ratrain.runtime.run.trainable import (
     require_trainable,
     require_whole_periods,
 )
-from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.run_folder import Check, RunFolder, RunSpec
 from ratrain.runtime.seats import Seats, seats_of
 
 _DECIDED_BY_PLAN = ("layout", "batch.micro_batch", "schedule.")
@@ -60,7 +60,7 @@ class RunRequest:
     calibrate: bool = True
     record_steps: int = 8
     overrides: tuple[str, ...] = ()  # of the job file's values, as `--set` has them
-    check: str = ""  # as `RunSpec.check`
+    check: Check = ""  # as `RunSpec.check`
     replans: bool = False  # a run that resumes gets another program: the job's, or the plan's
 
 
@@ -154,7 +154,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         record_steps=request.record_steps,
         calibrate=request.calibrate and not request.check,
         allocator=not request.check,  # comparing takes memory that no program knows
-        check=checked(request.check),
+        check=request.check,
         overrides=request.overrides,
         devices=_devices(case, seats),
         depths=seats.depths,
