@@ -58,13 +58,14 @@ class Drawn:
 
 
 class Scattered:
-    """A device whose operators are `Drawn`, on every lane."""
+    """A device whose operators are `Drawn`, on every lane. `narrow_terms`: as of the device that it
+    stands in for."""
 
-    def __init__(self, device: Device, draw: int) -> None:
+    def __init__(self, device: Device, draw: int, narrow_terms: int) -> None:
         self._device, self._draw = device, draw
         self.kind, self.place, self.own_memory = device.kind, device.place, device.own_memory
         self.words = f"{device.words}, its operators in fp64 and rounded"
-        self.narrow_terms = device.narrow_terms
+        self.narrow_terms = narrow_terms
 
     @contextmanager
     def stream(self, lane: str) -> Generator[Stream]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratrain.describe.job import JobSpec
-from ratrain.devices import Device, device_of_kind, gpus_here
+from ratrain.devices import CPU, Device, device_of_kind, gpus_here
 from ratrain.runtime.device_kinds import device_kinds
 from ratrain.runtime.run_folder import RunSpec
 
@@ -30,4 +30,5 @@ def _as_checked(device: Device, spec: RunSpec, rank: int) -> Device:
     if spec.check == "compare":
         return Checked(device, rank)
     _, _, draw = spec.check.partition(" ")
-    return Scattered(device, int(draw or 0) and 1000 * int(draw) + rank)
+    seed = 1 + spec.seats.world_size * int(draw) + rank if draw else 0
+    return Scattered(CPU, seed, device.narrow_terms)
