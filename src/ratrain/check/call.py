@@ -19,7 +19,13 @@ _FALSE_IN_FP64 = ("half_to_float",)
 
 def on_host(value: Any) -> Any:
     """Nested arguments with copies of their tensors in host memory."""
-    return mapped(lambda x: x.detach().to("cpu", copy=True) if isinstance(x, Tensor) else x, value)
+    return mapped(lambda x: copied_to_host(x) if isinstance(x, Tensor) else x, value)
+
+
+def copied_to_host(tensor: Tensor) -> Tensor:
+    """A copy of a tensor in host memory. By the one operator that makes it: inside an interception
+    `Tensor.to` is an operator too."""
+    return torch.ops.aten._to_copy.default(tensor.detach(), device=torch.device("cpu"))
 
 
 def widened(value: Any) -> Any:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ratrain.check import INPUT_GRADIENT, OUTPUT, Checked, Given, Where, compare_unit
+from ratrain.check.call import copied_to_host
 from ratrain.devices import Device
 from ratrain.models.functions.rows import spread
 from ratrain.models.graphs import Graph
@@ -74,11 +75,11 @@ class CheckedOps(RankOps):
         given = self._held.read(op, *INPUTS)
         x = self._no_input() if given is None else spread(given.detach(), self._group)
         with _disable_current_modes():
-            self._given[op.unit, op.micro_batch] = _host(x)
+            self._given[op.unit, op.micro_batch] = copied_to_host(x)
         output, graph = super()._run(unit, op, step, keep=keep)
         if op.kind is Kind.F:
             with _disable_current_modes():
-                self._compare(unit, op, step, None, {OUTPUT: _host(output)}, {})
+                self._compare(unit, op, step, None, {OUTPUT: copied_to_host(output)}, {})
         return output, graph
 
     def _through_graph(self, op: LocalOp, step: int) -> Tensor | None:
@@ -89,16 +90,16 @@ class CheckedOps(RankOps):
             seed = spread(self._held.read(op, *OUTPUT_GRADIENTS), self._group)
         place = unit.weights.whole_gradient
         with _disable_current_modes():
-            seed = _host(seed)
-            before = None if place is None else _host(place)
+            seed = copied_to_host(seed)
+            before = None if place is None else copied_to_host(place)
         gradient = super()._through_graph(op, step)
         with _disable_current_modes():
             made: dict[str, Tensor] = {}
             if gradient is not None and gradient.numel():
-                made[INPUT_GRADIENT] = _host(gradient)
+                made[INPUT_GRADIENT] = copied_to_host(gradient)
             sums: dict[str, Tensor] = {}
             if before is not None and place is not None:
-                after = _host(place).double()
+                after = copied_to_host(place).double()
                 for parameter in unit.weights.layout.parameters:
                     here = slice(parameter.offset, parameter.end)
                     made[parameter.name] = after[here] - before[here].double()
@@ -124,16 +125,12 @@ class CheckedOps(RankOps):
         view, frozen = unit.weights.flats
         given = Given(
             unit.unit,
-            torch.zeros(0) if view is None else _host(view),
-            None if frozen is None else _host(frozen),
+            torch.zeros(0) if view is None else copied_to_host(view),
+            None if frozen is None else copied_to_host(frozen),
             self._given[op.unit, op.micro_batch],
-            MicroBatch(_host(batch.tokens), _host(batch.targets)),
+            MicroBatch(copied_to_host(batch.tokens), copied_to_host(batch.targets)),
             self._states.gradient_dtype,
             seed,
         )
         for name, difference in compare_unit(given, made, sums, self.device.narrow_terms):
             self.device.record.add_unit(unit.name, name, difference, where)
-
-
-def _host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
