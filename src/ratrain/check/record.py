@@ -124,11 +124,16 @@ class Record:
         with self._lock:
             self.uncompared[name] = self.uncompared.get(name, 0) + 1
 
+    @property
+    def rows(self) -> list[Row]:
+        """One for each operator in each kind of op and dtype, and for each result of a unit."""
+        return list(self._rows.values())
+
     def body(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "device": self._device,
-            "rows": [asdict(row) for row in self._rows.values()],
+            "rows": [asdict(row) for row in self.rows],
             "uncompared": self.uncompared,
         }
 
