@@ -55,7 +55,7 @@ def checked(wrong: Wrong, folder: Path | None = None) -> tuple[Checked, Planted]
     device = Checked(planted, folder=folder)
 
     def where(op: Any, step: int) -> Where:
-        assert step == op.where.step
+        assert step == op.where.step - 1
         planted.here = op.where
         return op.where
 
@@ -74,17 +74,17 @@ def step(
         with device.stream("compute") as stream:
             x = torch.empty(0, dtype=dtype)
             for name, unit in model.units.items():
-                _begin(stream, Where(0, "F", name, micro_batch))
+                _begin(stream, Where(1, "F", name, micro_batch))
                 leaf = x.detach().requires_grad_()
                 output = unit.forward(model.weights[name], leaf, batch)
                 graphs.append(graph_of(output, leaf))
                 x = output
             seed: Tensor | None = torch.tensor(1 / 64)
             for name, graph in zip(reversed(model.units), reversed(graphs), strict=True):
-                _begin(stream, Where(0, "B", name, micro_batch))
+                _begin(stream, Where(1, "B", name, micro_batch))
                 assert seed is not None
                 seed = gradient_of_leaf(graph, seed)
 
 
 def _begin(stream: Stream, where: Where) -> None:
-    stream.begin(Op(where), where.step, lambda: (), str)
+    stream.begin(Op(where), where.step - 1, lambda: (), str)

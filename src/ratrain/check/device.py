@@ -118,7 +118,7 @@ class Checked:
         self.words = f"{device.words}, each operator compared with the CPU in fp64"
         self.narrow_terms = device.narrow_terms
         self.record = Record(folder, device.kind)
-        self.where: WhereOf = lambda op, step: Where(step, op.word, rank=rank)
+        self.where: WhereOf = lambda op, step: Where(step + 1, op.word, rank=rank)
 
     own_memory: Memory | None
 

@@ -21,7 +21,7 @@ FIRST_WRONG = 20
 class Where:
     """An op of a step: which kind (F, B, ...), of which unit and micro-batch, on which rank."""
 
-    step: int = 0
+    step: int = 1  # from 1
     op: str = ""
     unit: str = ""
     micro_batch: int = -1
@@ -40,7 +40,7 @@ class Where:
                 if joined
                 else f"micro-batch {self.micro_batch}"
             )
-        return ", ".join([*parts, f"step {self.step + 1}", f"rank {self.rank}"])
+        return ", ".join([*parts, f"step {self.step}", f"rank {self.rank}"])
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class Record:
             "uncompared": self.uncompared,
         }
 
-    def _row(self, *key: str) -> Row:
-        return self._rows.setdefault(key, Row(*key))
+    def _row(self, name: str, op: str, dtype: str, rule: str) -> Row:
+        return self._rows.setdefault((name, op, dtype, rule), Row(name, op, dtype, rule))
 
     def _next(self) -> int:
         self._order += 1

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ratrain.check.report import Report
 
 _COMMAND = "ratrain check"
+_PATIENT = ("train.timeout=2h", "train.graphs=false")
+"""Comparing takes long, and operators that a graph replays are not seen."""
 _KINDS = ("cpu", "cuda", "deferred", "mt3000")
 
 
@@ -89,7 +91,7 @@ def command(
     if replay is not None:
         return _replayed(replay, device, as_json)
     assert job is not None
-    overrides += (f"train.device={device}",) if device else ()
+    overrides = (*_PATIENT, *overrides, *((f"train.device={device}",) if device else ()))
     report = _checked(job, steps, run, overrides, losses=not operators_only)
     if as_json:
         print_json("check", {"steps": steps, **report.body()})
@@ -133,7 +135,7 @@ def _replayed(folder: Path, device: str | None, as_json: bool) -> int:
     kept = KeptCall(folder)
     replayed = replay(kept, device_of_kind(device or kept.device))
     if as_json:
-        print_json("check replay", replayed.body())
+        print_json("check", replayed.body())
     else:
         click.echo("\n".join(replayed.lines()))
     return int(replayed.now.wrong)

@@ -46,7 +46,7 @@ class RankCheck:
         def where(op: Any, step: int) -> Where:
             unit = schedule.units[op.unit].unit.name if op.unit >= 0 else ""
             many = joined.get(op.stage, 1)
-            return Where(step, op.kind.name, unit, op.micro_batch, rank, many)
+            return Where(step + 1, op.kind.name, unit, op.micro_batch, rank, many)
 
         self._device.where = where
         assert isinstance(run.ops, CheckedOps)
