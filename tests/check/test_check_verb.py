@@ -17,27 +17,29 @@ from ratrain.devices.operators import Intercepting
 import torch
 
 class Stream:
-    def __init__(self, stream, device):
-        self.stream, self.device = stream, device
+    doing = None
+    def __init__(self, stream):
+        self.stream = stream
     def begin(self, op, *others):
-        self.device.doing = op
+        self.doing = op
         self.stream.begin(op, *others)
     def finish(self):
         return self.stream.finish()
-
-class Wrong(Cpu):
-    doing = None
     def answer(self, operator, args, further):
         made = operator(*args, **further)
         op = self.doing
         if operator is torch.ops.aten.mm.default and op is not None:
-            if op.kind.name == "B" and op.unit == 1 and op.micro_batch == 1 and op.stage == 0:
+            if op.kind.name == "I" and op.unit == 1 and op.micro_batch == 1 and op.stage == 0:
                 made = made.mul(1.1)
         return made
+
+class Wrong(Cpu):
     @contextmanager
     def stream(self, lane):
-        with Intercepting(self.answer), CPU.stream(lane) as stream:
-            yield Stream(stream, self)
+        with CPU.stream(lane) as stream:
+            own = Stream(stream)
+            with Intercepting(own.answer):
+                yield own
 
 kinds.DEVICE_KINDS["cpu"] = lambda _: Wrong()
 """
@@ -65,7 +67,7 @@ def test_a_planted_kernel_is_named_with_its_unit_and_micro_batch_and_its_call_re
     body = ran.body
     assert not body["right"]
     (wrong,) = [row for row in body["operators"] if row["wrong"]]
-    assert (wrong["operator"], wrong["op"]) == ("aten.mm.default", "B")
+    assert (wrong["operator"], wrong["op"]) == ("aten.mm.default", "I")
     assert {(at["unit"], at["micro_batch"], at["rank"]) for at in wrong["first"]} == {("0", 1, 0)}
     units = [row for row in body["units"] if row["wrong"]]
     assert units and {row["unit"] for row in units} == {"0"}
