@@ -27,6 +27,7 @@ ORDER = (
     ("plan",),
     ("reproduce", "validate", "convert"),
     ("devices", "models"),
+    ("check",),
     ("runtime",),
     ("report",),
     ("api",),
@@ -44,6 +45,7 @@ ONLY = {
     "checkpoint": LOW,
     "models": LOW,
     "devices": (*LOW, "kernels"),
+    "check": (*LOW, "devices", "models"),
     "engines": (*LOW, "plugins"),
     "storage": LOW,
 }
@@ -52,7 +54,7 @@ ONLY = {
 ABOVE_ALL = ("runtime", "report", "api", "cli")
 """The rooms of the line that may import those beside it too."""
 
-TORCH_ROOMS = ("runtime", "models", "devices")
+TORCH_ROOMS = ("runtime", "models", "devices", "check")
 OPTIMIZERS = SOURCE / "describe" / "optimizers"
 TORCH_ADAPTERS = ("transport", "profile")
 """The rooms that may import torch too, lazily, inside a function."""
