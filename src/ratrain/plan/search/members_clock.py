@@ -196,7 +196,8 @@ def _lanes_s(skeleton: str, part: MembersPart, kept: int) -> list[tuple[float, f
         assert sum(turns) > before, "members do not wait for each other in a circle"
     spans: list[tuple[float, float, float]] = []
     for stage in range(last + 1):
-        members = [number for number, (s, _, _) in enumerate(lanes) if s == stage]
+        # of a long step's kept part, a slow member may serve none
+        members = [n for n, (s, _, _) in enumerate(lanes) if s == stage and n in begins_s]
         busy_s = [free_s[number] - begins_s[number] for number in members]
         end_s = max(free_s[number] for number in members)
         spans.append((max(busy_s), end_s - max(busy_s), end_s))
