@@ -53,9 +53,8 @@ if TYPE_CHECKING:
     from ratrain.plan.layout.sizes import blocks_of_stages as blocks_of_stages
     from ratrain.plan.layout.sizes import parameter_balanced_layers as parameter_balanced_layers
     from ratrain.plan.layout.sizes import travels as travels
-    from ratrain.plan.orders.of_plan import PlanOrders as PlanOrders
+    from ratrain.plan.orders.schedules import Comparison as Comparison
     from ratrain.plan.orders.schedules import Predicted as Predicted
-    from ratrain.plan.orders.schedules import fastest_s as fastest_s
     from ratrain.plan.orders.search import Limits as Limits
     from ratrain.plan.orders.searched import SearchedOrder as SearchedOrder
     from ratrain.plan.orders.searched import SearchResult as SearchResult
@@ -84,14 +83,9 @@ if TYPE_CHECKING:
     from ratrain.plan.search.space import Space as Space
     from ratrain.plan.search.space import sides_of as sides_of
     from ratrain.plan.search.tried import Tried as Tried
-    from ratrain.plan.words.compared import Compared as Compared
     from ratrain.plan.words.compared import LaidOut as LaidOut
     from ratrain.plan.words.compared import compare as compare
-    from ratrain.plan.words.compared import compared_json as compared_json
-    from ratrain.plan.words.compared import compared_text as compared_text
     from ratrain.plan.words.compared import laid_out as laid_out
-    from ratrain.plan.words.compared import order_found_json as order_found_json
-    from ratrain.plan.words.compared import order_found_text as order_found_text
     from ratrain.plan.words.compared import search_compared as search_compared
     from ratrain.plan.words.explain import NEAR as NEAR
     from ratrain.plan.words.explain import binding as binding
@@ -100,6 +94,10 @@ if TYPE_CHECKING:
     from ratrain.plan.words.explain import explanation_text as explanation_text
     from ratrain.plan.words.explain_kinds import binding_words as binding_words
     from ratrain.plan.words.explain_kinds import busy_words as busy_words
+    from ratrain.plan.words.schedules import compared_json as compared_json
+    from ratrain.plan.words.schedules import compared_text as compared_text
+    from ratrain.plan.words.searched import order_found_json as order_found_json
+    from ratrain.plan.words.searched import order_found_text as order_found_text
     from ratrain.plan.words.searched import settings as settings
     from ratrain.plan.words.tables import peaks_in_words as peaks_in_words
     from ratrain.plan.words.tables import simulated_json as simulated_json
@@ -123,8 +121,7 @@ _HOME = {
     "layout.placement": "place",
     "layout.plan": "Plan plan_of_row plan_of_setup",
     "layout.sizes": "blocks_of_stages parameter_balanced_layers travels",
-    "orders.of_plan": "PlanOrders",
-    "orders.schedules": "Predicted fastest_s",
+    "orders.schedules": "Comparison Predicted",
     "orders.search": "Limits",
     "orders.searched": "SearchResult SearchedOrder",
     "price.bill": "bill",
@@ -140,13 +137,11 @@ _HOME = {
     "search.moves": "Drafts Move declare_move",
     "search.space": "Side Space sides_of",
     "search.tried": "Tried",
-    "words.compared": (
-        "Compared LaidOut compare compared_json compared_text laid_out order_found_json "
-        "order_found_text search_compared"
-    ),
+    "words.compared": "LaidOut compare laid_out search_compared",
     "words.explain": "NEAR binding explain explanation_json explanation_text",
     "words.explain_kinds": "binding_words busy_words",
-    "words.searched": "settings",
+    "words.schedules": "compared_json compared_text",
+    "words.searched": "order_found_json order_found_text settings",
     "words.tables": "peaks_in_words simulated_json",
     "words.unequal": "every_json every_text",
 }

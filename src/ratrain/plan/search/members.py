@@ -1,165 +1,22 @@
-"""Drafts in which kinds of device share stages: pipelines with several members in a stage.
+"""Makes parts whose stages have several members: what fits, and how layers are cut.
 
-A member is a rank or a tensor group of one pool, of any tensor degree. Micro-batches go to the
-members of each stage in proportion to their speed, so that one may change its kind where stages
-meet (the stage-major form). A stage of members with f + b seconds each works like one of
-
-    1 / sum of 1 / (f + b)
-
-seconds a micro-batch, for which layers are cut as for any pipeline. Several such pipelines, and
-pipelines of single devices beside them, share the batch like any replicas. A stage may have members
-that only hold it: they compute nothing, and own a part of the optimizer's states.
+A member is a rank or a tensor group of one pool, of any tensor degree. Layers are cut as for any
+pipeline, each stage taken as one of the speed of its members together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from heapq import heapify, heapreplace
+from collections.abc import Sequence
 from itertools import pairwise
 from math import inf
 from operator import mul
 from typing import NamedTuple
 
 from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.search.parts import cut_of
-from ratrain.plan.search.pools import Post, Shape, used_of
+from ratrain.plan.search.parts import Member, Part, cut_of
+from ratrain.plan.search.pools import Post, Shape
 from ratrain.plan.search.stages import Row, Stages, StageWork
 from ratrain.program.replicas import Recovery
-
-Recoveries = Sequence[Sequence[Recovery]]
-"""Of each member of each stage that computes."""
-
-
-@dataclass(frozen=True)
-class MembersPart:
-    """A pipeline without its share of the step. `shapes`: the posts of each stage's members that
-    compute; `holders`: of those that only hold it."""
-
-    shapes: tuple[Shape, ...]
-    holders: tuple[Shape, ...]
-    layers: tuple[int, ...]
-    works: tuple[tuple[StageWork, ...], ...]  # of each member of each stage that computes
-    messages_s: tuple[float, ...]  # behind each stage; of the last, none
-    micro_batch: int
-
-    @cached_property
-    def key(self) -> object:
-        """What tells parts apart."""
-        return self.shapes, self.holders, self.layers, self.recovery, self.micro_batch
-
-    @property
-    def posts(self) -> tuple[Shape, ...]:
-        """Of all members of each stage, those that compute first."""
-        return tuple(a + b for a, b in zip(self.shapes, self.holders, strict=True))
-
-    @property
-    def recovery(self) -> tuple[tuple[Recovery, ...], ...]:
-        return tuple(tuple(work.recovery for work in works) for works in self.works)
-
-    @property
-    def has_members(self) -> bool:
-        """Whether a stage has several."""
-        return max(map(len, self.posts)) > 1
-
-    @property
-    def recovers(self) -> bool:
-        return any(mode is not Recovery.NONE for modes in self.recovery for mode in modes)
-
-    @cached_property
-    def stage_s(self) -> tuple[float, ...]:
-        """What each further micro-batch takes of each stage, all of whose members are at work."""
-        return tuple(1 / sum(1 / work.busy_s for work in works) for works in self.works)
-
-    @property
-    def slot_s(self) -> float:
-        """What each further micro-batch takes."""
-        return max(self.stage_s)
-
-    @cached_property
-    def ahead_s(self) -> tuple[float, ...]:
-        """What the first micro-batch takes at least before each stage, there and back."""
-        ahead_s = [0.0]
-        for works in self.works[:-1]:
-            ahead_s.append(ahead_s[-1] + min(work.busy_s - work.early_s for work in works))
-        return tuple(ahead_s)
-
-    def step_s(self, micro_batches: int) -> float:
-        """About how long so many micro-batches take, without what follows the last."""
-        return 2 * sum(self.messages_s) + max(
-            ahead_s + micro_batches * busy_s
-            for ahead_s, busy_s in zip(self.ahead_s, self.stage_s, strict=True)
-        )
-
-    def serves(self, micro_batches: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """For each stage the micro-batches of its members that compute."""
-        return tuple(served(works, micro_batches) for works in self.works)
-
-    def least_s(self, micro_batches: int) -> float:
-        """What its compute takes at least: a member computes its micro-batches one after another,
-        between the first one's way to it and the last one's way back. (Where its own processors
-        move bytes, a wait may hide what it loses by that, and this is a little more than the
-        least.)"""
-        return max(
-            ahead_s + max(len(m) * work.busy_s for m, work in zip(shares, works, strict=True))
-            for ahead_s, shares, works in zip(
-                self.ahead_s, self.serves(micro_batches), self.works, strict=True
-            )
-        )
-
-
-@dataclass(frozen=True)
-class MembersDraft:
-    """Pipelines, each with its micro-batches, before they have devices."""
-
-    parts: tuple[MembersPart, ...]
-    shares: tuple[int, ...]
-    state: StateMode
-    least_s: float
-    """What its compute takes at least"""
-    estimate_s: float
-
-    @cached_property
-    def key(self) -> object:
-        """What tells drafts apart."""
-        sides = zip(self.parts, self.shares, strict=True)
-        return tuple((part.key, share) for part, share in sides), self.state
-
-    @property
-    def ops(self) -> int:
-        """About as many ops as its program has; long ones repeat themselves and are kept short."""
-        return sum(
-            min(share, 64) * (2 * sum(part.layers) + 4 * len(part.layers))
-            for part, share in zip(self.parts, self.shares, strict=True)
-        )
-
-    @property
-    def divided(self) -> bool:
-        """Whether its tensor groups divide sequences."""
-        return any(post.divided for post in self.all_posts)
-
-    @property
-    def all_posts(self) -> Iterator[Post]:
-        return (post for part in self.parts for shape in part.posts for post in shape)
-
-    def used(self, pools: int) -> tuple[int, ...]:
-        """How many devices of each pool it takes."""
-        return used_of(tuple(self.all_posts), pools)
-
-
-def served(works: Sequence[StageWork], micro_batches: int) -> tuple[tuple[int, ...], ...]:
-    """Each micro-batch to the member that is through with it first."""
-    if len(works) == 1:
-        return (tuple(range(micro_batches)),)
-    shares: list[list[int]] = [[] for _ in works]
-    heap = [(work.busy_s, number) for number, work in enumerate(works)]
-    heapify(heap)
-    for micro_batch in range(micro_batches):
-        number = heap[0][1]
-        shares[number].append(micro_batch)
-        heapreplace(heap, ((len(shares[number]) + 1) * works[number].busy_s, number))
-    return tuple(map(tuple, shares))
 
 
 class Quick(NamedTuple):
@@ -194,13 +51,11 @@ class MembersParts:
     def made(
         self,
         shapes: tuple[Shape, ...],
-        *,
         holders: tuple[Shape, ...] = (),
         layers: tuple[int, ...] | None = None,
-        recovery: Recoveries | None = None,
-    ) -> MembersPart | None:
-        """The part of stages with these members; `recovery` and `layers`: where they are given.
-        None where it does not fit."""
+    ) -> Part | None:
+        """The part of stages with these members that compute, and `holders` beside them; `layers`:
+        where they are given. None where it does not fit."""
         stages, size = self.stages, self.micro_batch
         holders = holders or ((),) * len(shapes)
         cut = layers or cut_of(
@@ -209,15 +64,8 @@ class MembersParts:
         if cut is None:
             return None
         works: list[tuple[StageWork, ...]] = []
-        for s, (count, members) in enumerate(zip(cut, shapes, strict=True)):
-            ends = s == 0, s == len(shapes) - 1
-            if recovery is None:
-                held = [row[count] for row in self._rows_of(shapes, holders, s)]
-            else:
-                held = [
-                    stages.work(post, size, count, *ends, mode)
-                    for post, mode in zip(members, recovery[s], strict=True)
-                ]
+        for s, count in enumerate(cut):
+            held = [row[count] for row in self._rows_of(shapes, holders, s)]
             spare = [self._row(post, 0, s, shapes, holders)[count] for post in holders[s]]
             fitting = tuple(work for work in held if work is not None)
             if len(fitting) < len(held) or None in spare:
@@ -229,7 +77,14 @@ class MembersParts:
         ]
         if inf in messages_s:
             return None
-        return MembersPart(shapes, holders, cut, tuple(works), (*messages_s, 0.0), size)
+        beside = tuple(
+            (*map(Member, computing[1:], of[1:]), *(Member(post, None) for post in holding))
+            for computing, of, holding in zip(shapes, works, holders, strict=True)
+        )
+        firsts = tuple(shape[0] for shape in shapes), tuple(of[0] for of in works)
+        return Part(
+            firsts[0], size, cut, firsts[1], (*messages_s, 0.0), beside if any(beside) else ()
+        )
 
     def _held(self, shapes: tuple[Shape, ...], holders: tuple[Shape, ...]) -> list[tuple[Row, int]]:
         """The work of each stage as that of a single member, by its layers; and up to how many of

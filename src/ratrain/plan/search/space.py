@@ -4,25 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.plan import Plan
+from ratrain.plan.layout.sizes import trains_tied
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
+from ratrain.plan.search.clock import StageClock
 from ratrain.plan.search.draft import Draft, shared, shares_of
-from ratrain.plan.search.parts import Part, part_of
+from ratrain.plan.search.members import MembersParts
+from ratrain.plan.search.members_clock import MembersClock
+from ratrain.plan.search.parts import Member, Part, part_of
 from ratrain.plan.search.pools import Post, Shape
 from ratrain.plan.search.stages import Stages
 
 
+class StageMembers(NamedTuple):
+    """The posts of a stage: those that compute, and those that only hold it."""
+
+    computing: Shape
+    holding: Shape = ()
+
+
 class Side(NamedTuple):
-    """A replica of a draft. `layers`, `share`: as the search has them best, where they are None."""
+    """A replica of a draft. `layers`, `share`: as the search has them best, where they are None.
+    `stages`: the members of each, in place of a shape; () where each has one."""
 
     shape: Shape
     micro_batch: int
     layers: tuple[int, ...] | None = None
     share: int | None = None
+    stages: tuple[StageMembers, ...] = ()
+
+    @property
+    def posts(self) -> Iterator[Post]:
+        """Of all its members."""
+        if not self.stages:
+            return iter(self.shape)
+        return (post for stage in self.stages for post in (*stage.computing, *stage.holding))
+
+
+Drafts = Iterator[Draft | None]
+"""What a move makes; None in place of a draft that cannot be."""
 
 
 class Space:
@@ -32,6 +56,10 @@ class Space:
         self.stages, self.states = stages, states
         self.counts = tuple(len(pool.devices) for pool in stages.pools)
         self.part = lru_cache(maxsize=1 << 16)(self._part)
+        self.parts_with_members = cache(partial(MembersParts, stages))
+        self.clock = StageClock(stages)
+        self._members_clock = MembersClock(stages, self.clock)
+        self.members_states = _of_members(stages, states)
 
     @property
     def sequences(self) -> int:
@@ -44,11 +72,18 @@ class Space:
         data: int,
         state: StateMode,
         layers: tuple[int, ...] | None = None,
+        members: tuple[StageMembers, ...] = (),
     ) -> Part | None:
+        if members:
+            shape = tuple(stage.computing[0] for stage in members)
         if not 0 < len(shape) <= self.stages.job.model.spec.layers:
             return None
         if not 0 < micro_batch <= min(LARGEST_MICRO_BATCH, self.sequences):
             return None
+        if members:
+            maker = self.parts_with_members(micro_batch, state, data - 1)
+            computing, holding = zip(*members, strict=True)
+            return maker.made(computing, holding, layers)
         return part_of(self.stages, shape, micro_batch, data, state, layers)
 
     def draft(self, sides: Sequence[Side], state: StateMode) -> Draft | None:
@@ -56,17 +91,27 @@ class Space:
         or the batch cannot be shared so."""
         if not sides or not self._is_room(sides):
             return None
-        parts = [self.part(s.shape, s.micro_batch, len(sides), state, s.layers) for s in sides]
+        data = len(sides)
+        parts = [self.part(s.shape, s.micro_batch, data, state, s.layers, s.stages) for s in sides]
         fitting = [part for part in parts if part is not None]
         if len(fitting) < len(parts):
             return None
         shares = [side.share for side in sides if side.share is not None]
         if len(shares) < len(sides):
             made = shares_of(fitting, self.sequences)
-            return None if made is None else shared(self.stages, fitting, made, state)
+            return None if made is None else self.made(fitting, made, state)
         if min(shares) < 1 or self._taken(sides) != self.sequences:
             return None
-        return shared(self.stages, fitting, shares, state)
+        return self.made(fitting, shares, state)
+
+    def made(self, parts: Sequence[Part], shares: Sequence[int], state: StateMode) -> Draft | None:
+        """The draft of these parts and shares; None where members cannot share states so, or one
+        has nothing to compute."""
+        if not any(part.beside for part in parts):
+            return shared(self.stages, parts, shares, state)
+        if state not in self.members_states:
+            return None
+        return self._members_clock.draft(parts, shares, state)
 
     def _taken(self, sides: Sequence[Side]) -> int:
         return sum(side.micro_batch * (side.share or 0) for side in sides)
@@ -74,7 +119,7 @@ class Space:
     def _is_room(self, sides: Sequence[Side]) -> bool:
         used = [0] * len(self.counts)
         for side in sides:
-            for post in side.shape:
+            for post in side.posts:
                 used[post.pool] += post.tensor
         return all(taken <= count for taken, count in zip(used, self.counts, strict=True))
 
@@ -82,9 +127,34 @@ class Space:
 def sides_of(draft: Draft) -> list[Side]:
     """The replicas of a draft, with all that they are."""
     return [
-        Side(part.shape, part.micro_batch, part.layers, share)
+        Side(part.shape, part.micro_batch, part.layers, share, stages_of(part))
         for part, share in zip(draft.parts, draft.shares, strict=True)
     ]
+
+
+def stages_of(part: Part) -> tuple[StageMembers, ...]:
+    """The members of each stage; () where each has one."""
+    if not part.beside:
+        return ()
+    counts = map(len, part.computing)
+    return tuple(
+        StageMembers(posts[:count], posts[count:])
+        for posts, count in zip(part.posts, counts, strict=True)
+    )
+
+
+def _of_members(stages: Stages, states: Sequence[StateMode]) -> list[StateMode]:
+    """The ways of sharing states, the fastest first, that stages with members know: the first, and
+    those that need less memory. None where their copies of tied matrices would be in many places.
+    """
+    if trains_tied(stages.job):
+        return []
+    usable = [
+        state
+        for state in states
+        if (state.sharding < 3 or stages.strategy.gathers_once) and not state.sharded_gradients
+    ]
+    return [*usable[:1], *(s for s in usable[1:] if s.sharding > usable[0].sharding)]
 
 
 def sorts_of(draft: Draft) -> list[list[int]]:
@@ -101,30 +171,42 @@ def replaced(sides: Sequence[Side], changes: Mapping[int, Sequence[Side]]) -> It
         yield from changes.get(place, (side,))
 
 
-def leaner(stages: Stages, draft: Draft, ranks: Sequence[int]) -> Draft | None:
-    """The draft with the next recovery mode on stages whose memory is short; None where one has no
-    leaner mode. `ranks`: of the program, which counts parts that are alike once."""
+def leaner(space: Space, draft: Draft, ranks: Sequence[int]) -> Draft | None:
+    """The draft with the next recovery mode on members whose memory is short; None where one has no
+    leaner mode, or computes nothing. `ranks`: of the program, which counts parts that are alike
+    once."""
     sides = list(zip(draft.parts, draft.shares, strict=True))
     made: dict[tuple[Part, int], Part] = {side: side[0] for side in sides}
-    places = [(side, stage) for side in made for stage in range(len(side[0].shape))]
+    places = [
+        (side, stage, member)
+        for side in made
+        for stage, posts in enumerate(side[0].posts)
+        for member in range(len(posts))
+    ]
     for rank in ranks:
-        key, stage = places[rank]
-        work = made[key].works[stage]
-        place = stages.modes.index(work.recovery) + 1
-        if place >= len(stages.modes):
+        side, stage, member = places[rank]
+        part = _leaner(space.stages, made[side], stage, member)
+        if part is None:
             return None
-        last = len(made[key].shape) - 1
-        lean = stages.work(
-            made[key].shape[stage],
-            made[key].micro_batch,
-            made[key].layers[stage],
-            stage == 0,
-            stage == last,
-            stages.modes[place],
-        )
-        works = (*made[key].works[:stage], lean, *made[key].works[stage + 1 :])
-        made[key] = replace(made[key], works=works)
-    return shared(stages, [made[side] for side in sides], draft.shares, draft.state)
+        made[side] = part
+    return space.made([made[side] for side in sides], draft.shares, draft.state)
+
+
+def _leaner(stages: Stages, part: Part, stage: int, member: int) -> Part | None:
+    """The part with the next recovery mode on a member of a stage."""
+    if member >= len(part.computing[stage]):
+        return None
+    place = stages.modes.index(part.computing[stage][member].recovery) + 1
+    if place >= len(stages.modes):
+        return None
+    ends = stage == 0, stage == len(part.shape) - 1
+    post, layers = part.posts[stage][member], part.layers[stage]
+    lean = stages.work(post, part.micro_batch, layers, *ends, stages.modes[place])
+    if member == 0:
+        return replace(part, works=(*part.works[:stage], lean, *part.works[stage + 1 :]))
+    others = part.beside[stage]
+    of_stage = (*others[: member - 1], Member(post, lean), *others[member:])
+    return replace(part, beside=(*part.beside[:stage], of_stage, *part.beside[stage + 1 :]))
 
 
 def of_plan(stages: Stages, plan: Plan) -> Draft | None:
