@@ -75,6 +75,7 @@ FLOORS = {
         ("file",),
         ("price",),
         ("case",),
+        ("draft",),
         ("search", "orders"),
         ("words",),
     ),

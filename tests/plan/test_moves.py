@@ -17,16 +17,16 @@ from test_unequal_search import LEVEL_1, LOCAL, stages_of
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.pools import Post, Shape
+from ratrain.plan.draft.space import Side, Space, sides_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.beam import Beam, seeds
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.effort import effort_of
 from ratrain.plan.search.known_plans import plan_of_job
 from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MOVES, Drafts, Move, changed, declare_move
 from ratrain.plan.search.moves_of_work import a_layer
-from ratrain.plan.search.pools import Post, Shape
-from ratrain.plan.search.space import Side, Space, sides_of
 from ratrain.plan.words.explain_others import others_text
 
 

@@ -20,20 +20,20 @@ from test_unequal_search import BENCHMARKS, stages_of, verb
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
 from ratrain.plan.case.case import Case, case_of_plan
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.on_devices import plans_of
+from ratrain.plan.draft.parts import Member
+from ratrain.plan.draft.space import Space
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.drafts import DraftSearch
 from ratrain.plan.search.effort import effort_of
 from ratrain.plan.search.members_seeds import Ideas, members_seeds
 from ratrain.plan.search.moves import changed
-from ratrain.plan.search.on_devices import plans_of
-from ratrain.plan.search.parts import Member
-from ratrain.plan.search.space import Space
 from ratrain.plan.search.trial import fastest_of
 from ratrain.plan.search.tried import Timed
 from ratrain.program.replicas import Recovery

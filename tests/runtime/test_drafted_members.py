@@ -14,16 +14,16 @@ from runs_made import Setting, write_job
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import train
 
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.on_devices import plans_of
+from ratrain.plan.draft.pools import pools_of
+from ratrain.plan.draft.space import Space
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job_to_plan, strategy_of
 from ratrain.plan.layout.plan import MODES, Plan
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.members_seeds import Ideas
-from ratrain.plan.search.on_devices import plans_of
-from ratrain.plan.search.pools import pools_of
-from ratrain.plan.search.space import Space
-from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import fastest_of
 
 DEVICES = 6

@@ -6,6 +6,7 @@ The room has floors, each of which imports only those before it:
 - `file`: the plan as JSON that people read and edit, and plans whose replicas differ;
 - `price`: what memory a plan takes, and how long its ops and its step take;
 - `case`: a job or a plan made ready to prove and simulate;
+- `draft`: a plan before it has devices: its replicas, about how long it takes, its plans;
 - `search`: the plans that are tried, of identical replicas (`layouts`) and of any (`unequal`);
 - `orders`: compute orders, compared and searched;
 - `words`: all of it in words and as JSON.
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from ratrain.plan.case.of_layout import case_as_asked as case_as_asked
     from ratrain.plan.case.of_layout import case_of as case_of
     from ratrain.plan.case.standing import Standing as Standing
+    from ratrain.plan.draft.draft import Draft as Draft
+    from ratrain.plan.draft.space import Side as Side
+    from ratrain.plan.draft.space import Space as Space
+    from ratrain.plan.draft.space import sides_of as sides_of
     from ratrain.plan.file.form import FORMAT as FORMAT
     from ratrain.plan.file.form import Mode as Mode
     from ratrain.plan.file.form import PlanCluster as PlanCluster
@@ -62,7 +67,6 @@ if TYPE_CHECKING:
     from ratrain.plan.price.durations import declare_cost as declare_cost
     from ratrain.plan.price.places import costs_of as costs_of
     from ratrain.plan.search.case_of_job import case_of_job as case_of_job
-    from ratrain.plan.search.draft import Draft as Draft
     from ratrain.plan.search.every_plan import EveryPlan as EveryPlan
     from ratrain.plan.search.every_plan import every_plan as every_plan
     from ratrain.plan.search.fit import Way as Way
@@ -79,9 +83,6 @@ if TYPE_CHECKING:
     from ratrain.plan.search.moves import Drafts as Drafts
     from ratrain.plan.search.moves import Move as Move
     from ratrain.plan.search.moves import declare_move as declare_move
-    from ratrain.plan.search.space import Side as Side
-    from ratrain.plan.search.space import Space as Space
-    from ratrain.plan.search.space import sides_of as sides_of
     from ratrain.plan.search.tried import Tried as Tried
     from ratrain.plan.words.compared import LaidOut as LaidOut
     from ratrain.plan.words.compared import compare as compare
@@ -128,14 +129,14 @@ _HOME = {
     "price.durations": "declare_cost",
     "price.places": "costs_of",
     "search.case_of_job": "case_of_job",
-    "search.draft": "Draft",
+    "draft.draft": "Draft",
     "search.every_plan": "EveryPlan every_plan",
     "search.fit": "Way ways_of",
     "search.known_plans": "plan_of_job plans_beside searched",
     "search.layouts": "Checked Progress Search search_layouts",
     "search.misfit": "Misfit misfits",
     "search.moves": "Drafts Move declare_move",
-    "search.space": "Side Space sides_of",
+    "draft.space": "Side Space sides_of",
     "search.tried": "Tried",
     "words.compared": "LaidOut compare laid_out search_compared",
     "words.explain": "NEAR binding explain explanation_json explanation_text",

@@ -9,15 +9,15 @@ from heapq import nsmallest
 from itertools import islice, permutations, product
 from math import inf
 
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.pools import Post, Shape, divisions_of, in_division, tensor_degrees
+from ratrain.plan.draft.shares import best_shares, in_best_sizes
+from ratrain.plan.draft.space import Side, Space
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.price.kind_speed import kind_speed
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.effort import Effort
 from ratrain.plan.search.moves import changed
 from ratrain.plan.search.moves_of_work import layers_between_hosts
-from ratrain.plan.search.pools import Post, Shape, divisions_of, in_division, tensor_degrees
-from ratrain.plan.search.shares import best_shares, in_best_sizes
-from ratrain.plan.search.space import Side, Space
 
 SIZES = 1, 2, 4, 8, 16
 """Micro-batches in which seeds are made."""

@@ -13,17 +13,17 @@ from heapq import nsmallest
 from itertools import islice
 
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.pools import pools_of
+from ratrain.plan.draft.space import Space, leaner
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, modes_of
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.search.beam import Beam
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.effort import MARGIN, Effort
 from ratrain.plan.search.moves import MOVES, MoveTried, changed
-from ratrain.plan.search.pools import pools_of
-from ratrain.plan.search.space import Space, leaner
-from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import timed
 from ratrain.plan.search.tried import Timed, climbed, step_of
 from ratrain.program.strategies import Strategy

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from ratrain.plan.search.pools import FEW
+from ratrain.plan.draft.pools import FEW
 
 FEWEST = 8
 """Devices up to which nearly all drafts are timed."""

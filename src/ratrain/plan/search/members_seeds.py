@@ -17,12 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ratrain.plan.layout.enumerate import StateMode, divisors_of
-from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.effort import FEWEST
-from ratrain.plan.search.members import MembersParts, Quick
-from ratrain.plan.search.pools import (
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.members import MembersParts, Quick
+from ratrain.plan.draft.pools import (
     FEW,
     Post,
     Shape,
@@ -31,8 +28,11 @@ from ratrain.plan.search.pools import (
     tensor_degrees,
     used_of,
 )
-from ratrain.plan.search.space import Side, Space, StageMembers
-from ratrain.plan.search.stages import Stages
+from ratrain.plan.draft.space import Side, Space, StageMembers
+from ratrain.plan.draft.stages import Stages
+from ratrain.plan.layout.enumerate import StateMode, divisors_of
+from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
+from ratrain.plan.search.effort import FEWEST
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
 

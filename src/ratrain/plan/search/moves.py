@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ratrain.plan.search.draft import Draft
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.space import Drafts, Space
 from ratrain.plan.search.moves_of_devices import (
     a_replica_split,
     a_stage_moved,
@@ -36,7 +37,6 @@ from ratrain.plan.search.moves_of_work import (
     state_sharing,
     two_neighbours,
 )
-from ratrain.plan.search.space import Drafts, Space
 from ratrain.plugins import Registry
 
 

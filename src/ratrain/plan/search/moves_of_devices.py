@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import permutations, product
 
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.pools import Post, Shape, tensor_degrees
-from ratrain.plan.search.space import Drafts, Side, Space, replaced, sides_of, sorts_of
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.pools import Post, Shape, tensor_degrees
+from ratrain.plan.draft.space import Drafts, Side, Space, replaced, sides_of, sorts_of
 
 
 def anew(space: Space, draft: Draft, changes: dict[int, list[Side]]) -> Draft | None:

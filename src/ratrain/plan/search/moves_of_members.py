@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ratrain.plan.search.draft import Draft
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.parts import layers_moved
+from ratrain.plan.draft.pools import Post, tensor_degrees
+from ratrain.plan.draft.space import Drafts, Side, Space, StageMembers, sides_of
 from ratrain.plan.search.moves_of_devices import anew
-from ratrain.plan.search.parts import layers_moved
-from ratrain.plan.search.pools import Post, tensor_degrees
-from ratrain.plan.search.space import Drafts, Side, Space, StageMembers, sides_of
 
 ROUNDS = 6
 """Layers that are moved one after another."""

@@ -6,12 +6,12 @@ from functools import lru_cache
 from itertools import pairwise, permutations, product
 from math import gcd
 
-from ratrain.plan.search.aligned import cut_alike, moved_alike
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.parts import recut
-from ratrain.plan.search.pools import divisions_of, in_division
-from ratrain.plan.search.shares import best_shares, in_best_sizes
-from ratrain.plan.search.space import Drafts, Side, Space, sides_of, sorts_of
+from ratrain.plan.draft.aligned import cut_alike, moved_alike
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.parts import recut
+from ratrain.plan.draft.pools import divisions_of, in_division
+from ratrain.plan.draft.shares import best_shares, in_best_sizes
+from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
 
 MOST_STAGES, FULLEST = 16, 6
 """Stages up to which any gives a layer to any; of more, so many give and so many take."""

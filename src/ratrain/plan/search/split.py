@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from heapq import nsmallest
 
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.on_devices import plans_of
+from ratrain.plan.draft.pools import Pool
 from ratrain.plan.layout.further_orders import (
     MOST_OPS,
     SPLIT_ORDERS,
@@ -24,9 +27,6 @@ from ratrain.plan.layout.further_orders import (
 )
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.layout.replica import PlacedReplica
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.on_devices import plans_of
-from ratrain.plan.search.pools import Pool
 from ratrain.plan.search.sizes import in_other_sizes
 from ratrain.plan.search.trial import fastest_of, timed_recovering
 from ratrain.plan.search.tried import Timed, climbed, step_of

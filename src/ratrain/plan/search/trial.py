@@ -7,13 +7,13 @@ from math import inf
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.on_devices import plans_of
+from ratrain.plan.draft.pools import Pool
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.places import PlanCosts
 from ratrain.plan.price.trial import STEPS, maker, proof
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.on_devices import plans_of
-from ratrain.plan.search.pools import Pool
 from ratrain.plan.search.tried import Timed
 from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ratrain.plan.draft.draft import Draft
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import PlanFile, Predicted
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.search.draft import Draft
 from ratrain.program.settled import Proved
 
 

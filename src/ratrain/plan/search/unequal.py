@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.space import of_plan
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.price.kind_speed import least_step_s
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.drafts import DraftSearch, Progress
 from ratrain.plan.search.effort import effort_of
 from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.sizes import in_other_sizes
-from ratrain.plan.search.space import of_plan
 from ratrain.plan.search.split import (
     SplitSearch,
     in_layer_orders,

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
+from ratrain.plan.draft.clock import StageClock
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.frames import kept_of
+from ratrain.plan.draft.parts import Part
+from ratrain.plan.draft.pools import Post
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.frames import kept_of
-from ratrain.plan.search.parts import Part
-from ratrain.plan.search.pools import Post
-from ratrain.plan.search.stages import Stages
 from ratrain.program.kind import Kind
 from ratrain.program.skeletons import SKELETONS, Place
 

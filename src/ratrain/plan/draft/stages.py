@@ -21,13 +21,13 @@ from ratrain.cost.compute import BlockTimes
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.plan.draft.pools import Pool, PoolLinks, Post, Shape
 from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.plan.layout.geometry import speed
 from ratrain.plan.layout.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
 from ratrain.plan.layout.transfers import group_message, regrouped_message, sums_of_op
 from ratrain.plan.price.kind_speed import kind_speed
-from ratrain.plan.search.pools import Pool, PoolLinks, Post, Shape
 from ratrain.program.families import OPTIMIZER_SLOTS
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.strategies import Strategy

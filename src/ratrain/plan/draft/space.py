@@ -7,17 +7,17 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
+from ratrain.plan.draft.clock import StageClock
+from ratrain.plan.draft.draft import Draft, shared, shares_of
+from ratrain.plan.draft.members import MembersParts
+from ratrain.plan.draft.members_clock import MembersClock
+from ratrain.plan.draft.parts import Member, Part, part_of
+from ratrain.plan.draft.pools import Post, Shape
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import trains_tied
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.draft import Draft, shared, shares_of
-from ratrain.plan.search.members import MembersParts
-from ratrain.plan.search.members_clock import MembersClock
-from ratrain.plan.search.parts import Member, Part, part_of
-from ratrain.plan.search.pools import Post, Shape
-from ratrain.plan.search.stages import Stages
 
 
 class StageMembers(NamedTuple):

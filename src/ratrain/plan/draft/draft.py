@@ -12,11 +12,11 @@ from math import inf
 from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.collectives import reduction_loss, ring_half
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.parts import Part
+from ratrain.plan.draft.pools import Post, used_of
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.sizes import gathered_bytes_per_param, trains_tied
-from ratrain.plan.search.parts import Part
-from ratrain.plan.search.pools import Post, used_of
-from ratrain.plan.search.stages import Stages
 
 
 @dataclass(frozen=True)

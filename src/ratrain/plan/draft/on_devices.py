@@ -9,14 +9,14 @@ from itertools import chain, islice
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.parts import Part
+from ratrain.plan.draft.pools import Pool, Shape
 from ratrain.plan.file.checks import require_runnable
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.links import Groups, Seats
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.replica import PlacedReplica, Served, folded
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.parts import Part
-from ratrain.plan.search.pools import Pool, Shape
 from ratrain.readers.place import Place
 
 

@@ -22,9 +22,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from ratrain.plan.draft.pools import Post, Shape
+from ratrain.plan.draft.stages import Row, Stages, StageWork
 from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.search.pools import Post, Shape
-from ratrain.plan.search.stages import Row, Stages, StageWork
 from ratrain.program.replicas import Recovery
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats

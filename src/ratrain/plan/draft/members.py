@@ -12,10 +12,10 @@ from math import inf
 from operator import mul
 from typing import NamedTuple
 
+from ratrain.plan.draft.parts import Member, Part, cut_of
+from ratrain.plan.draft.pools import Post, Shape
+from ratrain.plan.draft.stages import Row, Stages, StageWork
 from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.search.parts import Member, Part, cut_of
-from ratrain.plan.search.pools import Post, Shape
-from ratrain.plan.search.stages import Row, Stages, StageWork
 from ratrain.program.replicas import Recovery
 
 
