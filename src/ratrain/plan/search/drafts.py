@@ -204,10 +204,10 @@ class DraftSearch:
 
     def _simulated_near(self, here: Timed, effort: Effort) -> Iterator[Timed]:
         """Changes of a draft as simulated: the fastest at the grain of stages, of those of the
-        least estimate."""
+        least estimate; and its states shared in other ways, which that grain tells apart badly."""
         if self._left < 0:
             return
-        new = (draft for draft in self.near(here.draft) if self._is_new(draft, here.draft))
+        new = [draft for draft in self.near(here.draft) if self._is_new(draft, here.draft)]
         near = nsmallest(NEAR, new, key=lambda draft: draft.estimate_s)
         fast = [
             (self._time_s(draft), draft)
@@ -220,7 +220,16 @@ class DraftSearch:
             if self._may_gain(draft, time_s, here)
         )
         bar_s = here.step_s
-        for draft in islice(may_gain, effort.changes):
+        in_other_states = (
+            draft
+            for draft in new
+            if draft.work == here.draft.work
+            and not (_exchanges_more(draft.state) or self.effort.spares_programs)
+        )
+        tried = dict.fromkeys((*islice(may_gain, effort.changes), *in_other_states))
+        for (
+            draft
+        ) in tried:  # how states are shared is known whole: the clock tells them apart badly
             neighbour = self._simulate(draft, bar_s)
             if neighbour is not None:
                 yield neighbour
