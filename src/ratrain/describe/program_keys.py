@@ -83,6 +83,8 @@ PROGRAM_KEYS = (
     ProgramKey("schedule", "memory_budget_bytes"),
     ProgramKey("schedule", "passes", decided=True),
     ProgramKey("schedule", "average_every", decided=True),
+    ProgramKey("schedule", "averages", decided=True),
+    ProgramKey("schedule", "average_turns", decided=True),
     ProgramKey("train", "clip_norm", matters=_is_given),
     ProgramKey("train", "overflow"),
     ProgramKey("train", "optimizer"),

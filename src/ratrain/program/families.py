@@ -17,7 +17,7 @@ import numpy as np
 
 from ratrain.errors import ProgramError
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Setup
+from ratrain.program.setup import Averages, Setup
 from ratrain.program.tiers import DEVICE, DISK, HOST, TIERS
 from ratrain.program.units import RECOVERY_CODE, Bools, Ints, Units
 
@@ -269,6 +269,13 @@ def _recvg(s: Sizing) -> Ints:
     return _sendx(s) * (not (s.setup.split_backward or s.setup.arrival_places))
 
 
+def _averaged(s: Sizing) -> Ints:
+    """Copies of weights that replicas average while they compute."""
+    if s.setup.averages is not Averages.EARLY_START:
+        return NO_STATES
+    return s.of("copy_bytes")
+
+
 # ---- inputs that wait in host memory ----------------------------------------------------
 
 
@@ -325,6 +332,7 @@ declare_family("partial", Per.RANK_SLOT, _partial, persistent=True)
 declare_family("partialb", Per.RANK_SLOT, _partialb, persistent=True)
 declare_family("gradient", Per.UNIT, _gradient)
 declare_family("shard", Per.UNIT, _shard)
+declare_family("averaged", Per.UNIT, _averaged)
 declare_family("input", Per.CELL, _input)
 declare_family("saved", Per.CELL, _saved)
 declare_family("outgrad", Per.CELL, _outgrad)

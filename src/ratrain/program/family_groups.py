@@ -29,6 +29,7 @@ FAMILY_GROUPS = (
     ),
     FamilyGroup("gradients", "gradients", frozenset({"gradient", "shard", "transit"})),
     FamilyGroup("residual", "rounding residuals", frozenset({"residual", "residual_next"})),
+    FamilyGroup("averaged", "copies of weights to average", frozenset({"averaged"})),
     FamilyGroup("saved", "saved activations", frozenset({"saved"})),
     FamilyGroup("input", "layer inputs", frozenset({"input", "staged", "hosted", "fetched"})),
     FamilyGroup(

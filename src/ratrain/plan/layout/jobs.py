@@ -117,6 +117,8 @@ def _averaging(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
             fix="leave sharding and sharded gradient_accumulation out",
         )
     every = job.checkpoint.every
+    if job.schedule.averages_by_turns:
+        return replace(strategy, sharding=0)  # each replica's states are saved
     if every % (job.schedule.average_every or 1):
         raise SpecError(
             f"replicas are identical every {job.schedule.average_every} steps, but checkpoints "

@@ -129,18 +129,34 @@ class StateOps:
             self._network.add_copies(tied_gradients(unit))
 
     def average_weights(self, op: LocalOp, step: int) -> None:
-        """Master weights and states become their mean over the replicas, and the view follows."""
+        """Master weights become their mean over the replicas, in local SGD the optimizer's states
+        too, and the view follows."""
         unit = self.unit(op)
-        for buffer in unit.averaged():
-            unit.reduce(self._network, buffer)
-            for share in unit.shares:
-                buffer[share] /= unit.replicas
-            unit.gather(self._network, Lane.REDUCE, buffer)
+        by_turns = self._setup.averages.by_turns
+        for buffer in unit.master() if by_turns else unit.averaged():
+            self._average(unit, buffer)
         assert unit.view is not None
         for part in unit.parts:
             target = unit.view[part.begin : part.end]
             if target.data_ptr() != part.weights.data_ptr():
                 target.copy_(part.weights)
+
+    def copy_weights(self, op: LocalOp, step: int) -> None:
+        """A copy of master weights, for others to average while the replica computes with them."""
+        for weights in self.unit(op).master():
+            self._held.write(op, weights.clone(), "averaged")
+
+    def average_copy(self, op: LocalOp, step: int) -> None:
+        """The copy becomes the mean of all replicas' copies."""
+        self._average(self.unit(op), self._held.read(op, "averaged"))
+
+    def _average(self, unit: UnitState, buffer: Tensor) -> None:
+        """A unit's flat tensor becomes its mean over the replicas: each share is added up in their
+        order by its owner, so all have the same bits."""
+        unit.reduce(self._network, buffer)
+        for share in unit.shares:
+            buffer[share] /= unit.replicas
+        unit.gather(self._network, Lane.REDUCE, buffer)
 
     def _narrow(self, unit: UnitState) -> Tensor:
         """A unit's gradient in the dtype in which it is sent."""
@@ -169,6 +185,10 @@ class StateOps:
     def update_shard(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         clipping = self.clipping
+        mean: Tensor | None = self._held.read(op, "averaged")
+        if mean is not None:
+            for part in unit.parts:
+                part.weights.copy_(mean[part.begin : part.end])
         skipped = self._skips(unit, step)
         if unit.residual is not None:
             unit.residual.settle(skipped=skipped)

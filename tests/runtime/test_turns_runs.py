@@ -1,0 +1,86 @@
+"""Replicas that average each unit in a step of its own, as processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launched import cut_short, loss_bits, made, saved_steps, start
+from runs_made import Setting
+
+from ratrain.checkpoint.listing import latest
+from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
+from ratrain.program.kind import Cost, Kind
+from ratrain.runtime.run.difference import difference_of
+from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run_folder import RunFolder
+
+SETTING = Setting("ratrain", pipeline=2, data=2, average_every=3, averages="early-start", steps=7)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def run(path: Path, setting: Setting, *, calibrate: bool = False) -> RunFolder:
+    folder = made(path, setting, calibrate=calibrate)
+    start(folder)
+    return folder
+
+
+def end(folder: RunFolder) -> Checkpoint:
+    checkpoint = latest(folder.checkpoints)
+    assert checkpoint is not None
+    return open_checkpoint(checkpoint.path)
+
+
+def differing(a: RunFolder, b: RunFolder) -> list[str]:
+    """States that two runs end with unlike, in any bit."""
+    ends = end(a), end(b)
+    assert ends[0].kinds == ends[1].kinds
+    return [
+        f"{unit}/{kind}"
+        for unit, size in ends[0].manifest.meta.units.items()
+        for kind in ends[0].manifest.kinds_of(unit)
+        if len({each.read_range(unit, kind, 0, size).tobytes() for each in ends}) > 1
+    ]
+
+
+def turns_of(folder: RunFolder) -> dict[str, int]:
+    """Each unit's step, of a run's program."""
+    table = folder.read_program().table
+    names = [unit.name for member in table.setup.members for unit in member.units]
+    rows = np.flatnonzero([Kind(kind).cost is Cost.AVERAGE for kind in table.kind.tolist()])
+    return {names[table.unit[row]]: int(table.step[row]) for row in rows}
+
+
+@pytest.mark.parametrize(("dtype", "data"), [("fp32", 3), ("bf16", 2)])
+def test_an_early_start_leaves_the_same_bits_as_averages_behind_backward(
+    dtype: str, data: int, tmp_path: Path
+) -> None:
+    setting = replace(SETTING, dtype=dtype, data=data, sequences=12)
+    early = run(tmp_path / "early", setting, calibrate=True)
+    turns = turns_of(early)
+    assert set(turns) == set(early.read_setup().unit_degrees) and len(set(turns.values())) > 1
+    asked = replace(setting, averages="dreamddp", turns=tuple(turns.items()))
+    published = run(tmp_path / "published", asked, calibrate=True)
+    assert turns_of(published) == turns
+    assert loss_bits(early) == loss_bits(published)
+    assert not differing(early, published)
+    for folder, word in ((early, "AverageCopy"), (published, "AverageW")):
+        steps = [difference_of(folder, step).ops for step in (4, 5, 6)]
+        assert not any(step.missing or step.extra for step in steps)
+        averaged = [op.word for step in steps for op in step.ops if word in op.word]
+        assert len(averaged) == data * len(turns), "each once in a period, on each replica"
+        assert report_of(folder)["period"]["whole"]
+
+
+def test_a_run_goes_on_bit_by_bit_from_the_middle_of_a_period(tmp_path: Path) -> None:
+    setting = replace(SETTING, every=2, keep=9)
+    whole = run(tmp_path / "whole", setting)
+    assert saved_steps(whole) == [2, 4, 6, 7]
+    for upto in (2, 4):
+        folder = cut_short(whole, tmp_path / str(upto), setting, upto)
+        start(folder)
+        assert loss_bits(folder) == loss_bits(whole)
+        assert not differing(folder, whole)
