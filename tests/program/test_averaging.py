@@ -204,6 +204,49 @@ def test_an_average_that_no_rank_makes_is_named_with_its_unit_and_the_fix() -> N
         assert found[0].message.startswith("unit [") and words in found[0].message, found
 
 
+@pytest.mark.parametrize("order", ["dreamddp", "early-start"])
+def test_a_unit_that_misses_its_turn_or_has_two_and_a_tied_copy_in_another_step_are_told(
+    order: str,
+) -> None:
+    setup = with_copies(Setup((replica((1, 1), 4, 2, ends=True),)))
+    turns = {"e": 2, "0": 1, "1": 0, "h": 2}
+    choices = Choices(
+        tie=True,
+        average_steps=3,
+        averages=Averages(order),
+        average_turns=tuple(turns.items()),
+    )
+    chosen = replace(strategy("1f1b"), sharding=0)
+    program = apply_strategy(chosen, setup, choices)
+    assert verify(program).sound
+    lane = [action for action in program.lanes[0, Lane.REDUCE] if action.kind is not Kind.TieSync]
+    assert [(action.unit, action.step) for action in lane] == [(1, 1), (0, 2)]
+    other = dict(turns, h=1)
+    apart = apply_strategy(chosen, setup, replace(choices, average_turns=tuple(other.items())))
+    found = {f.rank: f for f in verify(apart).findings}
+    assert set(found) == {0, 1} and all(f.rule is Rule.INCOMPLETE_SYNC for f in found.values())
+    assert "is averaged in step 2, and the tied copy in another" in found[0].message
+    at = program.lanes[0, Lane.REDUCE].index(lane[0])
+    everywhere = together(program, 0, Lane.REDUCE, at)
+    for by, words in ((never, "is never averaged in a period"), (twice, "averaged 2 times")):
+        changed = edited(program, [place for place in everywhere if place[1] is Lane.REDUCE], by)
+        findings = verify(changed).findings
+        assert any(f.rule is Rule.INCOMPLETE_SYNC and words in f.message for f in findings)
+
+
+def test_weights_that_are_written_between_their_copy_and_the_update_are_told() -> None:
+    """What is averaged would then overwrite what was learnt since the copy."""
+    setup = with_copies(Setup((replica((2,), 2, 2, ends=True),)))
+    turns = tuple((name, 0) for name in names_of(setup))
+    choices = Choices(average_steps=2, averages=Averages.EARLY_START, average_turns=turns)
+    program = apply_strategy(replace(strategy("1f1b"), sharding=0), setup, choices)
+    lane = program.lanes[0, Lane.UPDATE]
+    assert [action.kind for action in lane[:4]] == [Kind.CopyW] * 4
+    late = (*lane[1:8], lane[0], *lane[8:])
+    findings = verify(replace(program, lanes={**program.lanes, (0, Lane.UPDATE): late})).findings
+    assert findings, "an update waits for a mean whose copy is behind it"
+
+
 def test_a_reduction_that_no_rank_makes_is_named_as_such() -> None:
     program = small("1f1b")
     lane = program.lanes[0, Lane.REDUCE]
