@@ -104,3 +104,30 @@ def test_an_update_begins_with_the_mean_and_replicas_keep_their_own_step(tmp_pat
         assert not np.array_equal(first[0], first[1]) and not np.array_equal(*last)
         moved = [after - mean for after in last]
         assert max(float(abs(each).max()) for each in moved) < 2 * 1e-2, "one AdamW step"
+
+
+def test_an_outer_step_of_rate_one_without_momentum_is_the_mean(tmp_path: Path) -> None:
+    setting = replace(SETTING, steps=4)
+    plain = run(tmp_path / "plain", setting)
+    keys = (("outer_learning_rate", 1.0), ("outer_momentum", 0.0))
+    outer = run(tmp_path / "outer", replace(setting, train=keys))
+    for a, b in zip(loss_values(plain), loss_values(outer), strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+    assert loss_values(run(tmp_path / "other", replace(setting, train=OUTER))) != loss_values(outer)
+
+
+def test_an_outer_step_goes_on_bit_by_bit_and_all_replicas_have_its_states(tmp_path: Path) -> None:
+    setting = replace(SETTING, every=2, keep=9, train=OUTER)
+    whole = run(tmp_path / "whole", setting)
+    assert {"outer_momentum", "outer_weights", "weights.1of2"} <= set(end(whole).kinds)
+    folder = cut_short(whole, tmp_path / "again", setting, 4)
+    start(folder)
+    assert loss_bits(folder) == loss_bits(whole)
+    assert not differing(folder, whole)
+
+
+OUTER = (("outer_learning_rate", 0.7), ("outer_momentum", 0.9))
+
+
+def loss_values(folder: RunFolder) -> list[float]:
+    return [float.fromhex(loss) for loss in loss_bits(folder)]

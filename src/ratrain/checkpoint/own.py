@@ -7,6 +7,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+OUTER_WEIGHTS, OUTER_MOMENTUM = "outer_weights", "outer_momentum"
+"""The kinds of an outer optimizer's states, of which all replicas have the same."""
+
 _KIND = re.compile(r"(.+)\.(\d+)of(\d+)\Z")
 
 

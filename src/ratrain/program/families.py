@@ -234,6 +234,13 @@ def _residual_next(s: Sizing) -> Ints:
     return _residual(s) if s.setup.error_feedback == 2 else NO_STATES
 
 
+def _outer(s: Sizing) -> Ints:
+    """Weights as the last outer step left them, and its momentum."""
+    if not s.setup.outer:
+        return NO_STATES
+    return 2 * s.of("copy_bytes") * ((s.units.holders > 1) & s.units.trained)
+
+
 # ---- what a step makes and frees --------------------------------------------------------
 
 
@@ -328,6 +335,7 @@ declare_family("transit", Per.RANK_SLOT, _transit, persistent=True)
 declare_family("gathered", Per.RANK_SLOT, _gathered, persistent=True)
 declare_family("residual", Per.UNIT, _residual, persistent=True)
 declare_family("residual_next", Per.UNIT, _residual_next, persistent=True)
+declare_family("outer", Per.UNIT, _outer, persistent=True)
 declare_family("partial", Per.RANK_SLOT, _partial, persistent=True)
 declare_family("partialb", Per.RANK_SLOT, _partialb, persistent=True)
 declare_family("gradient", Per.UNIT, _gradient)

@@ -25,7 +25,7 @@ FAMILY_GROUPS = (
     FamilyGroup(
         "optimizer",
         "optimizer",
-        frozenset({"optimizer", "optimizer_host", "optimizer_disk", "optimizer_slot"}),
+        frozenset({"optimizer", "optimizer_host", "optimizer_disk", "optimizer_slot", "outer"}),
     ),
     FamilyGroup("gradients", "gradients", frozenset({"gradient", "shard", "transit"})),
     FamilyGroup("residual", "rounding residuals", frozenset({"residual", "residual_next"})),

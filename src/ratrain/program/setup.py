@@ -67,6 +67,7 @@ class Setup:
     gathers_per_pass: bool = False  # level 3 gathers a view once for all micro-batches of a pass
     period: int = 1  # steps that the program spells out
     averages: Averages = Averages.NONE  # of replicas that update alone
+    outer: bool = False  # an outer optimizer goes on from the last mean, by the new one
     forward_only: bool = False  # nothing is kept for a backward, and nothing is trained
     backward_sends: bool = False  # backward fills buckets that leave beside it, with its GradSync
     error_feedback: int = 0  # residuals of each gradient sent: 1; 2 where a step may be skipped
@@ -270,6 +271,11 @@ def _check(setup: Setup) -> None:
         )
     if setup.averages.by_turns:
         _check_turns(setup)
+    if setup.outer and setup.averages is not Averages.EARLY_START:
+        raise ProgramError(
+            "an outer optimizer takes means of copies of weights",
+            fix=f"set averages {Averages.EARLY_START}, or leave outer out",
+        )
     _check_error_feedback(setup)
     for number, replica in enumerate(setup.replicas):
         check_replica(number, replica)

@@ -292,6 +292,7 @@ class Choices:
     recovery_of_replicas: tuple[tuple[Recovery, ...], ...] | None = None  # each one's members'
     average_steps: int = 0  # replicas average their weights every this many steps; 0: never
     averages: Averages = Averages.LOCAL_SGD  # in which order
+    outer: bool = False  # an outer optimizer goes on from their mean
     average_turns: tuple[tuple[str, int], ...] = ()  # each unit's step, but for local SGD
     clip: bool = False  # updates wait for the global norm of the gradient
     save: bool = False  # the step's new states go to a checkpoint
@@ -362,7 +363,11 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
         program = offload_optimizer(program, choices.optimizer_tier)
     if choices.average_steps:
         program = average_weights(
-            program, choices.average_steps, choices.averages, dict(choices.average_turns)
+            program,
+            choices.average_steps,
+            choices.averages,
+            dict(choices.average_turns),
+            outer=choices.outer,
         )
     return program
 

@@ -73,6 +73,13 @@ def strategy_of(job: JobSpec) -> Strategy:
     require_collective(job.schedule.collective, file)
     if job.schedule.sharding is not None:
         chosen = replace(chosen, sharding=job.schedule.sharding)
+    early = job.schedule.averages_by_turns and job.schedule.averages == "early-start"
+    if job.train.outer_learning_rate is not None and not early:
+        raise SpecError(
+            "an outer step takes means of copies of weights, which this job does not make",
+            place=f"{file} [train] outer_learning_rate",
+            fix='set [schedule] average_every and averages = "early-start", or leave it out',
+        )
     if job.schedule.average_every is not None:
         chosen = _averaging(job, chosen, file)
     if job.train.overflow == "unit":

@@ -165,7 +165,8 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     dtypes = {kind: dtype for kind, dtype in job.dtypes.items() if kind not in idle}
     every = schedule.average_every
     order = f" ({schedule.averages})" if schedule.averages_by_turns else ""
-    averages = [f"weights averaged every {counted(every, 'step')}{order}"] if every else []
+    outer = ", with an outer step" if job.train.outer_learning_rate else ""
+    averages = [f"weights averaged every {counted(every, 'step')}{order}{outer}"] if every else []
     tier = job.optimizer_tier
     away = [f"optimizer states wait {TIER_WORDS[tier]} for their updates"] if tier else []
     if tier and not all(tier in [each.name for each in kind.tiers] for kind in job.cluster.kinds):

@@ -170,6 +170,8 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
         states["averaged"] = np.minimum(
             whole(copies), whole(copies) // steps + _largest(group, copies)
         )
+        if group.job.train.outer_learning_rate is not None and data > 1:
+            states["outer"] = 2 * whole(copies)
     return states
 
 

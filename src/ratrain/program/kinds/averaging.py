@@ -27,9 +27,13 @@ def _copy(b: Binding, ops: Ops) -> None:
 
 
 def _average_copy(b: Binding, ops: Ops) -> None:
-    """AverageCopy: a copy in, the mean of all holders' out in its place; an update takes it."""
+    """AverageCopy: a copy in, the mean of all holders' out in its place, or what an outer step
+    makes of it and of its own states; an update takes it."""
     b.reads(ops, b.of_unit("averaged", ops, 1))
     b.writes(ops, b.of_unit("averaged", ops, 2))
+    if b.setup.outer:
+        b.reads(ops, b.lasting("outer", ops))
+        b.writes(ops, b.lasting("outer", ops).next())
 
 
 declare(
@@ -52,5 +56,6 @@ declare(
     partners=Partners.HOLDERS,
     cost=Cost.AVERAGE,
     method="average_copy",
+    renews=("outer",),
     synchronises=("optimizer", "view"),
 )

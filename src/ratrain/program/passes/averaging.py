@@ -16,7 +16,12 @@ from ratrain.program.setup import Averages
 
 
 def average_weights(
-    program: Program, steps: int, averages: Averages, turns: Mapping[str, int]
+    program: Program,
+    steps: int,
+    averages: Averages,
+    turns: Mapping[str, int],
+    *,
+    outer: bool = False,
 ) -> Program:
     """Parameter averaging: replicas train alone, and average each unit's weights once in `steps`
     steps, which the program spells out.
@@ -36,13 +41,16 @@ def average_weights(
 
     `early-start`: the same weights bit by bit. A copy is made as the step begins, its mean is on
     its way during the whole step, and the update begins with it. Costs the memory of one step's
-    copies. Safe because nothing writes the weights between the copy and the update.
+    copies. Safe because nothing writes the weights between the copy and the update. With `outer`
+    the update begins with what an outer optimizer makes of the mean, the same on all replicas:
+    DiLoCo (Douillard et al. 2023, arXiv 2311.08105), and with units apart its streaming form
+    (arXiv 2501.18512). Costs 8 bytes a parameter.
     """
     if program.setup.sharding:
         raise ProgramError(
             "weights that replicas average belong to each of them whole", fix="use sharding 0"
         )
-    setup = replace(program.setup, period=steps, averages=averages)
+    setup = replace(program.setup, period=steps, averages=averages, outer=outer)
     shared = program.setup.holders
     kind = Kind.AverageCopy if averages is Averages.EARLY_START else Kind.AverageW
 

@@ -77,6 +77,7 @@ HEADER_FIELDS: dict[str, Callable[[str], object]] = {
     "gathers_per_pass": flag_of,
     "period": count_of,
     "averages": Averages,
+    "outer": flag_of,
     "forward_only": flag_of,
     "backward_sends": flag_of,
     "error_feedback": count_of,

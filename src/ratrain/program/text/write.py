@@ -23,6 +23,7 @@ _WHERE_SET = (
     "arrival_places",
     "gathers_per_pass",
     "averages",
+    "outer",
     "forward_only",
     "backward_sends",
     "error_feedback",

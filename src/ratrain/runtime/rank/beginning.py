@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratrain.checkpoint.entries import WEIGHTS
 from ratrain.checkpoint.listing import listed, none_whole, read_manifest
 from ratrain.checkpoint.manifest import Manifest
-from ratrain.checkpoint.own import owners, shared_kind
+from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_WEIGHTS, owners, shared_kind
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holders
 from ratrain.corpus.identity import require_same
@@ -195,7 +196,10 @@ def _saved(parts: StoredParts, division: Division, manifest: Manifest, fresh: So
             return fresh(unit, kind, low, high)
         if not is_residual(kind):
             if kind not in manifest.kinds_of(parts.first_name(unit)):
-                kind = shared_kind(kind)  # of all replicas together, or the mean of theirs
+                if kind == OUTER_MOMENTUM:
+                    return torch.zeros(high - low)
+                # Of all replicas together, or the mean of theirs, where an outer step begins too.
+                kind = WEIGHTS if kind == OUTER_WEIGHTS else shared_kind(kind)
             return parts.read_range(unit, division, kind, low, high)
         kinds = begun_with(kind, manifest.kinds_of(parts.first_name(unit)))
         stored = [parts.read_range(unit, division, each, low, high) for each in kinds]
@@ -223,9 +227,10 @@ def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
 
     def fresh(unit: str, kind: str, low: int, high: int) -> Tensor:
         kind = shared_kind(kind)
-        if kind not in ("weights", FROZEN):
+        kind = WEIGHTS if kind == OUTER_WEIGHTS else kind
+        if kind not in (WEIGHTS, FROZEN):
             return torch.zeros(high - low)
-        layout = layouts[unit] if kind == "weights" else layouts[unit].frozen
+        layout = layouts[unit] if kind == WEIGHTS else layouts[unit].frozen
         assert layout is not None
         return first_weights(model, unit, layout, low, high, job.train.seed, folder)
 

@@ -147,8 +147,12 @@ class StateOps:
             self._held.write(op, weights.clone(), "averaged")
 
     def average_copy(self, op: LocalOp, step: int) -> None:
-        """The copy becomes the mean of all replicas' copies."""
-        self._average(self.unit(op), self._held.read(op, "averaged"))
+        """The copy becomes the mean of all replicas' copies, or what the outer step makes of it."""
+        unit, copy = self.unit(op), self._held.read(op, "averaged")
+        self._average(unit, copy)
+        rate = self._train.outer_learning_rate
+        if unit.outer is not None and rate is not None:
+            unit.outer.step(copy, rate, self._train.outer_momentum)
 
     def _average(self, unit: UnitState, buffer: Tensor) -> None:
         """A unit's flat tensor becomes its mean over the replicas: each share is added up in their

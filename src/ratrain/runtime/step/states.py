@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ratrain.checkpoint.own import own_kind
+from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_WEIGHTS, own_kind
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.cost.algorithms import DIRECT
 from ratrain.describe.optimizers import Optimizer, Plain
@@ -40,6 +40,7 @@ from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range, parameters_in
+from ratrain.runtime.step.outer import OuterStates
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
 from ratrain.runtime.step.slots import Slots, Unlike
 from ratrain.runtime.step.unlike_views import UnlikeView
@@ -93,6 +94,7 @@ class UnitState:
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
     dtypes: tuple[torch.dtype, ...] = ()  # of the holders' views; (): all have this rank's
     frozen_share: FrozenShare | None = None  # level 3, of weights that nobody updates
+    outer: OuterStates | None = None  # of an outer optimizer
     own: bool = False  # other replicas' states differ, and are saved by themselves
 
     @property
@@ -502,6 +504,13 @@ def _unit_state(
         kept = torch.zeros(padded, dtype=torch.float32, device=device)
         kept[: layout.size] = source(name, kind, 0, layout.size).to(device)
         residual = Residual(kept, torch.zeros_like(kept) if setup.error_feedback == 2 else None)
+    outer = None
+    if setup.outer and is_own and layout.size:
+        read = (OUTER_WEIGHTS, OUTER_MOMENTUM)
+        kept_outer = [torch.zeros(padded, dtype=torch.float32, device=device) for _ in read]
+        for kind, into in zip(read, kept_outer, strict=True):
+            into[: layout.size] = source(name, kind, 0, layout.size).to(device)
+        outer = OuterStates(*kept_outer)
     return UnitState(
         held_states,
         local,
@@ -521,6 +530,7 @@ def _unit_state(
         residual=residual,
         dtypes=dtypes,
         frozen_share=frozen_share,
+        outer=outer,
         own=is_own,
     )
 
