@@ -52,6 +52,7 @@ def averaged(
         average_steps=steps,
         averages=order,
         average_turns=turns_drawn(case.setup, steps, seed, tied=case.choices.tie),
+        outer=order is Averages.EARLY_START and bool(seed % 2),
     )
     return apply_strategy(replace(case.strategy, sharding=0), with_copies(case.setup), choices)
 

@@ -72,7 +72,13 @@ def test_every_field_of_the_header_survives() -> None:
         notes=("a note", "another,%"),
     )
     sending = replace(sharded, backward_sends=True, error_feedback=2)
-    averaging = Setup((Replica(two, 4), replica((1, 3), 2)), period=3, averages=Averages.DREAMDDP)
+    unlike = Setup((Replica(two, 4), replica((1, 3), 2)))
+    copied = unlike.with_members(
+        lambda member, _: replace(
+            member, units=tuple(replace(unit, copy_bytes=9) for unit in member.units)
+        )
+    )
+    averaging = replace(copied, period=3, averages=Averages.EARLY_START, outer=True)
     validation = Setup((replica((2, 2), 4),), forward_only=True)
     default = Setup((replica((1,), 1),))
     setups = (sharded, tied, sending, averaging, validation)
