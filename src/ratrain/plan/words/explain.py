@@ -18,6 +18,7 @@ from ratrain.plan.search.added import Added, added_hosts
 from ratrain.plan.search.known_plans import KnownPlans
 from ratrain.plan.search.misfit import Misfit, misfits
 from ratrain.plan.search.speedup import Speedup, Watch, speedup_of, unwatched
+from ratrain.plan.words.averages import Period, periods, periods_text
 from ratrain.plan.words.explain_kinds import (
     added_json,
     added_text,
@@ -70,6 +71,7 @@ class Explanation:
     kinds: tuple[KindPart, ...]  # where kinds of device, stages or replicas differ
     speedup: Speedup | None  # where kinds of device differ
     added: tuple[Added, ...]
+    periods: tuple[Period, ...]  # where replicas average their weights
 
     @property
     def bounds(self) -> tuple[PeakBound, ...]:
@@ -103,6 +105,7 @@ def explain(subject: Plan, known: KnownPlans, watch: Watch = unwatched) -> Expla
         kind_parts(case, simulation) if several or not subject.is_layout else (),
         speedup_of(asked, tokens_per_s, watch),
         added_hosts(asked, watch),
+        periods(subject),
     )
 
 
@@ -163,6 +166,7 @@ def explanation_text(explained: Explanation) -> list[str]:
         _bill(explained),
         _time(explained),
         wrapped(f"What binds: {binding(explained.simulation, explained.near, explained.kinds)}."),
+        periods_text(explained.periods, explained.subject.job.schedule.average_every),
         kinds_text(explained.kinds, step_s),
         speedup_text(explained.speedup) if explained.speedup is not None else (),
         added_text(explained.added, explained.fastest_s),
@@ -297,6 +301,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             }
             for times in simulation.ranks
         ],
+        "periods": [vars(period) | {"limit_s": period.limit_s} for period in explained.periods],
         "kinds": kinds_json(explained.kinds, simulation.step_time_s),
         "speedup": speedup_json(explained.speedup),
         "added": added_json(explained.added),
