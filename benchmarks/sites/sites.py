@@ -107,11 +107,18 @@ learning_rate = 1e-3
 files = ["text.jsonl"]
 tokenizer = "bytes"
 """
-OURS = {
+EARLY = f"schedule.average_every={PERIOD}", "schedule.averages=early-start"
+OURS: dict[str, tuple[str, ...]] = {
     "every step": (),
     "local-sgd": (f"schedule.average_every={PERIOD}",),
     "dreamddp": (f"schedule.average_every={PERIOD}", "schedule.averages=dreamddp"),
-    "early-start": (f"schedule.average_every={PERIOD}", "schedule.averages=early-start"),
+    "early-start": EARLY,
+    "early-start in bf16": (
+        *EARLY,
+        "schedule.average_wire=bf16",
+        "train.outer_learning_rate=1.0",
+        "train.outer_momentum=0.0",
+    ),
 }
 
 

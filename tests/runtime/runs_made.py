@@ -138,6 +138,7 @@ class Setting:
     average_every: int | None = None
     averages: str | None = None
     turns: tuple[tuple[str, int], ...] = ()
+    average_wire: str | None = None
     sharding: int | None = None
     collective: str | None = None
     recovery: str = "auto"
@@ -292,6 +293,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "average_every": setting.average_every,
         "averages": setting.averages,
         "average_turns": dict(setting.turns) or None,
+        "average_wire": setting.average_wire,
         "sharding": setting.sharding,
         "collective": setting.collective,
         "recovery_buffer": setting.recovery_buffer,
@@ -425,6 +427,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "average_every": setting.average_every,
         "averages": setting.averages,
         "average_turns": dict(setting.turns) or None,
+        "average_wire": setting.average_wire,
         "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,
         "sequence_parallel": setting.sequence_parallel or None,
         "replicas": replicas,

@@ -14,8 +14,8 @@ from ratrain.checkpoint.listing import latest
 from ratrain.checkpoint.own import own_kind
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
 from ratrain.program.kind import Cost, Kind
-from ratrain.runtime.run.difference import difference_of
-from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run.reports.difference import difference_of
+from ratrain.runtime.run.reports.report import report_of
 from ratrain.runtime.run_folder import RunFolder
 
 SETTING = Setting("ratrain", pipeline=2, data=2, average_every=3, averages="early-start", steps=7)
@@ -116,10 +116,21 @@ def test_an_outer_step_of_rate_one_without_momentum_is_the_mean(tmp_path: Path) 
     assert loss_values(run(tmp_path / "other", replace(setting, train=OUTER))) != loss_values(outer)
 
 
-def test_an_outer_step_goes_on_bit_by_bit_and_all_replicas_have_its_states(tmp_path: Path) -> None:
-    setting = replace(SETTING, every=2, keep=9, train=OUTER)
+@pytest.mark.parametrize("wire", [None, "bf16"])
+def test_an_outer_step_goes_on_bit_by_bit_and_all_replicas_have_its_states(
+    wire: str | None, tmp_path: Path
+) -> None:
+    setting = replace(SETTING, every=2, keep=9, train=OUTER, average_wire=wire)
+    setting = replace(setting, pipeline=1 if wire else 2)  # then averages are all that is sent
     whole = run(tmp_path / "whole", setting)
-    assert {"outer_momentum", "outer_weights", "weights.1of2"} <= set(end(whole).kinds)
+    kinds = {"outer_momentum", "outer_weights", "weights.1of2"}
+    assert kinds | ({"outer_residual.1of2"} if wire else set()) <= set(end(whole).kinds)
+    if wire:
+        wide = run(tmp_path / "wide", replace(setting, average_wire=None))
+        losses = zip(loss_values(whole), loss_values(wide), strict=True)
+        assert all(a == pytest.approx(b, rel=1e-2) for a, b in losses)
+        assert loss_bits(whole) != loss_bits(wide)
+        assert sent_bytes(whole) < 0.6 * sent_bytes(wide)
     folder = cut_short(whole, tmp_path / "again", setting, 4)
     start(folder)
     assert loss_bits(folder) == loss_bits(whole)
@@ -131,3 +142,9 @@ OUTER = (("outer_learning_rate", 0.7), ("outer_momentum", 0.9))
 
 def loss_values(folder: RunFolder) -> list[float]:
     return [float.fromhex(loss) for loss in loss_bits(folder)]
+
+
+def sent_bytes(folder: RunFolder) -> float:
+    """What all ranks have sent in the run's last steps, a period of them."""
+    rows = folder.read_metrics()
+    return sum(rank["sent_bytes"] for row in rows[-3:] for rank in row["ranks"])

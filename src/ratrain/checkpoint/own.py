@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 OUTER_WEIGHTS, OUTER_MOMENTUM = "outer_weights", "outer_momentum"
 """The kinds of an outer optimizer's states, of which all replicas have the same."""
+OUTER_RESIDUAL = "outer_residual"
+"""What rounding took away from what a replica sent for it, each its own."""
 
 _KIND = re.compile(r"(.+)\.(\d+)of(\d+)\Z")
 

@@ -133,6 +133,9 @@ class ScheduleSpec:
     averages: Literal["local-sgd", "dreamddp", "early-start"] = "local-sgd"
     # by a unit's name the step of a period in which it is averaged; left out: as costs least
     average_turns: FrozenMap[Turn] = _NO_TURNS
+    # in which averages are sent: fp32, or bf16 with error feedback, as what replicas learnt since
+    # the last outer step ([train] outer_learning_rate; 1 without momentum makes it a mean)
+    average_wire: Literal["fp32", "bf16"] = "fp32"
     memory_budget_bytes: SizeBytes | None = None  # of each rank; left out: its device's first tier
     recovery_buffer: Count = 2  # layers recomputed at once
     # whether a rank adds up its part of a gradient, or all of it
@@ -291,7 +294,9 @@ class JobSpec:
     def averaged_bytes(self) -> int:
         """What replicas that average a parameter send of it: by turns its weight alone, else its
         states too."""
-        return 4 if self.schedule.averages_by_turns else self.train.rule.saved_bytes
+        if not self.schedule.averages_by_turns:
+            return self.train.rule.saved_bytes
+        return 2 if self.schedule.average_wire == "bf16" else 4
 
     @property
     def awaits_overflow(self) -> bool:

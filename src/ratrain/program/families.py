@@ -235,10 +235,11 @@ def _residual_next(s: Sizing) -> Ints:
 
 
 def _outer(s: Sizing) -> Ints:
-    """Weights as the last outer step left them, and its momentum."""
+    """Weights as the last outer step left them, its momentum, and what rounding has not sent."""
     if not s.setup.outer:
         return NO_STATES
-    return 2 * s.of("copy_bytes") * ((s.units.holders > 1) & s.units.trained)
+    copies = 3 if s.setup.narrow_averages else 2
+    return copies * s.of("copy_bytes") * ((s.units.holders > 1) & s.units.trained)
 
 
 # ---- what a step makes and frees --------------------------------------------------------

@@ -68,6 +68,7 @@ class Setup:
     period: int = 1  # steps that the program spells out
     averages: Averages = Averages.NONE  # of replicas that update alone
     outer: bool = False  # an outer optimizer goes on from the last mean, by the new one
+    narrow_averages: bool = False  # its gradients are sent in 16 bits, with error feedback
     forward_only: bool = False  # nothing is kept for a backward, and nothing is trained
     backward_sends: bool = False  # backward fills buckets that leave beside it, with its GradSync
     error_feedback: int = 0  # residuals of each gradient sent: 1; 2 where a step may be skipped
@@ -271,6 +272,11 @@ def _check(setup: Setup) -> None:
         )
     if setup.averages.by_turns:
         _check_turns(setup)
+    if setup.narrow_averages and not setup.outer:
+        raise ProgramError(
+            "weights are not sent in 16 bits, but what replicas learnt since an outer step is",
+            fix="set outer, or leave narrow_averages out",
+        )
     if setup.outer and setup.averages is not Averages.EARLY_START:
         raise ProgramError(
             "an outer optimizer takes means of copies of weights",

@@ -80,6 +80,13 @@ def strategy_of(job: JobSpec) -> Strategy:
             place=f"{file} [train] outer_learning_rate",
             fix='set [schedule] average_every and averages = "early-start", or leave it out',
         )
+    if job.schedule.average_wire != "fp32" and job.train.outer_learning_rate is None:
+        raise SpecError(
+            "weights are not averaged in 16 bits, but what replicas learnt since an outer step is",
+            place=f"{file} [schedule] average_wire",
+            fix="set [train] outer_learning_rate, or leave it out (1, with outer_momentum 0, "
+            "makes a mean)",
+        )
     if job.schedule.average_every is not None:
         chosen = _averaging(job, chosen, file)
     if job.train.overflow == "unit":

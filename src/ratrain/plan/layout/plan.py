@@ -321,6 +321,7 @@ def choices_of(
         optimizer_tier=job.optimizer_tier,
         average_steps=job.schedule.average_every or 0,
         averages=Averages(job.schedule.averages),
+        narrow_averages=job.schedule.average_wire != "fp32",
         outer=job.train.outer_learning_rate is not None,
         recovery_of_replicas=recovery,
     )

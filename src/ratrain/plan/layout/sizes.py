@@ -166,6 +166,7 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     every = schedule.average_every
     order = f" ({schedule.averages})" if schedule.averages_by_turns else ""
     outer = ", with an outer step" if job.train.outer_learning_rate else ""
+    outer += " in bf16" if schedule.average_wire != "fp32" else ""
     averages = [f"weights averaged every {counted(every, 'step')}{order}{outer}"] if every else []
     tier = job.optimizer_tier
     away = [f"optimizer states wait {TIER_WORDS[tier]} for their updates"] if tier else []

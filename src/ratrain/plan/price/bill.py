@@ -171,7 +171,8 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
             whole(copies), whole(copies) // steps + _largest(group, copies)
         )
         if group.job.train.outer_learning_rate is not None and data > 1:
-            states["outer"] = 2 * whole(copies)
+            kept = 3 if group.job.schedule.average_wire != "fp32" else 2
+            states["outer"] = kept * whole(copies)
     return states
 
 

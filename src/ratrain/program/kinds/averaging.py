@@ -21,8 +21,11 @@ def _average(b: Binding, ops: Ops) -> None:
 
 
 def _copy(b: Binding, ops: Ops) -> None:
-    """CopyW: weights in as the step begins, a copy out."""
+    """CopyW: weights in as the step begins, a copy out; or what they have learnt since the last
+    outer step."""
     b.reads(ops, b.lasting("optimizer", ops))
+    if b.setup.outer:
+        b.reads(ops, b.lasting("outer", ops))
     b.writes(ops, b.of_unit("averaged", ops, 1))
 
 

@@ -22,6 +22,7 @@ def average_weights(
     turns: Mapping[str, int],
     *,
     outer: bool = False,
+    narrow: bool = False,
 ) -> Program:
     """Parameter averaging: replicas train alone, and average each unit's weights once in `steps`
     steps, which the program spells out.
@@ -44,13 +45,16 @@ def average_weights(
     copies. Safe because nothing writes the weights between the copy and the update. With `outer`
     the update begins with what an outer optimizer makes of the mean, the same on all replicas:
     DiLoCo (Douillard et al. 2023, arXiv 2311.08105), and with units apart its streaming form
-    (arXiv 2501.18512). Costs 8 bytes a parameter.
+    (arXiv 2501.18512). Costs 8 bytes a parameter, and
+    4 more where what is sent is `narrow`.
     """
     if program.setup.sharding:
         raise ProgramError(
             "weights that replicas average belong to each of them whole", fix="use sharding 0"
         )
-    setup = replace(program.setup, period=steps, averages=averages, outer=outer)
+    setup = replace(
+        program.setup, period=steps, averages=averages, outer=outer, narrow_averages=narrow
+    )
     shared = program.setup.holders
     kind = Kind.AverageCopy if averages is Averages.EARLY_START else Kind.AverageW
 

@@ -24,6 +24,7 @@ _WHERE_SET = (
     "gathers_per_pass",
     "averages",
     "outer",
+    "narrow_averages",
     "forward_only",
     "backward_sends",
     "error_feedback",

@@ -21,7 +21,13 @@ from torch import Tensor
 from ratrain.checkpoint.entries import WEIGHTS
 from ratrain.checkpoint.listing import listed, none_whole, read_manifest
 from ratrain.checkpoint.manifest import Manifest
-from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_WEIGHTS, owners, shared_kind
+from ratrain.checkpoint.own import (
+    OUTER_MOMENTUM,
+    OUTER_RESIDUAL,
+    OUTER_WEIGHTS,
+    owners,
+    shared_kind,
+)
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holders
 from ratrain.corpus.identity import require_same
@@ -196,7 +202,7 @@ def _saved(parts: StoredParts, division: Division, manifest: Manifest, fresh: So
             return fresh(unit, kind, low, high)
         if not is_residual(kind):
             if kind not in manifest.kinds_of(parts.first_name(unit)):
-                if kind == OUTER_MOMENTUM:
+                if shared_kind(kind) in (OUTER_MOMENTUM, OUTER_RESIDUAL):
                     return torch.zeros(high - low)
                 # Of all replicas together, or the mean of theirs, where an outer step begins too.
                 kind = WEIGHTS if kind == OUTER_WEIGHTS else shared_kind(kind)

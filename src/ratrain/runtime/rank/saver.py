@@ -22,7 +22,7 @@ from ratrain.checkpoint.entries import WEIGHTS, Entry, clipped
 from ratrain.checkpoint.folder import begin, partial_path, publish, rank_path, seal
 from ratrain.checkpoint.listing import prune
 from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord
-from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_WEIGHTS, own_kind
+from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.checkpoint.shard_writer import ShardWriter
 from ratrain.describe.optimizers import Held, Optimizer, Plain
@@ -192,6 +192,9 @@ def _written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Ite
         entry = clipped(name, kind, unit.owned.start, unit.owned.stop, size)
         if entry is not None:
             yield entry, iter([values[entry.begin : entry.end]])
+    if unit.outer is not None and unit.outer.residual is not None:
+        kind = own_kind(OUTER_RESIDUAL, unit.place, len(unit.holders))
+        yield Entry(name, kind, 0, size, size), iter([unit.outer.residual.kept[:size]])
     if unit.residual is not None:
         kind = residual_kind(unit.place, len(unit.holders))
         yield Entry(name, kind, 0, size, size), iter([unit.residual.kept[:size]])

@@ -15,7 +15,7 @@ from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.exchange.buckets import Buckets, Span
-from ratrain.runtime.step.exchange.narrowing import narrowed
+from ratrain.runtime.step.exchange.narrowing import narrowed, widen_from_front
 from ratrain.runtime.step.network.broadcast import summed
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
@@ -143,16 +143,22 @@ class StateOps:
 
     def copy_weights(self, op: LocalOp, step: int) -> None:
         """A copy of master weights, for others to average while the replica computes with them."""
-        for weights in self.unit(op).master():
-            self._held.write(op, weights.clone(), "averaged")
+        unit = self.unit(op)
+        for weights in unit.master():
+            copy = weights.clone() if unit.outer is None else unit.outer.learnt(weights)
+            self._held.write(op, copy, "averaged")
 
     def average_copy(self, op: LocalOp, step: int) -> None:
         """The copy becomes the mean of all replicas' copies, or what the outer step makes of it."""
         unit, copy = self.unit(op), self._held.read(op, "averaged")
-        self._average(unit, copy)
         rate = self._train.outer_learning_rate
-        if unit.outer is not None and rate is not None:
-            unit.outer.step(copy, rate, self._train.outer_momentum)
+        if unit.outer is None or rate is None:
+            self._average(unit, copy)
+            return
+        sent = unit.outer.sent(copy)
+        self._average(unit, sent)
+        widen_from_front(copy, sent)
+        unit.outer.step(copy, rate, self._train.outer_momentum)
 
     def _average(self, unit: UnitState, buffer: Tensor) -> None:
         """A unit's flat tensor becomes its mean over the replicas: each share is added up in their

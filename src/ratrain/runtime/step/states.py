@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_WEIGHTS, own_kind
+from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.cost.algorithms import DIRECT
 from ratrain.describe.optimizers import Optimizer, Plain
@@ -511,6 +511,11 @@ def _unit_state(
         for kind, into in zip(read, kept_outer, strict=True):
             into[: layout.size] = source(name, kind, 0, layout.size).to(device)
         outer = OuterStates(*kept_outer)
+        if setup.narrow_averages:
+            unsent = torch.zeros(padded, dtype=torch.float32, device=device)
+            kind = own_kind(OUTER_RESIDUAL, place, len(holders))
+            unsent[: layout.size] = source(name, kind, 0, layout.size).to(device)
+            outer.residual = Residual(unsent)
     return UnitState(
         held_states,
         local,
