@@ -27,9 +27,10 @@ from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, stages_of, trains_tied
 from ratrain.plan.layout.tiers import tier_budgets
+from ratrain.plan.layout.turns import asked_turns, equal_turns
 from ratrain.program.families import DEVICE
 from ratrain.program.replicas import Member, Recovery, Replica, Stage
-from ratrain.program.setup import Accumulation, Budget, Setup
+from ratrain.program.setup import Accumulation, Averages, Budget, Setup
 from ratrain.program.strategies import Choices, Strategy
 from ratrain.program.units import Ints
 
@@ -93,7 +94,12 @@ class Plan:
         recovery = tuple(replica.recovery for replica in self.replicas)
         deepest = max(replica.layout.pipeline for replica in self.replicas)
         tie = trains_tied(self.job, deepest)
-        return choices_of(self.job, self.mode.sharded_gradients, tie, recovery)
+        chosen = choices_of(self.job, self.mode.sharded_gradients, tie, recovery)
+        if not self.job.schedule.averages_by_turns:
+            return chosen
+        asked = asked_turns(self.job, self.setup, tied=tie)
+        turns = asked or equal_turns(self.setup, chosen.average_steps, tied=tie)
+        return replace(chosen, average_turns=turns)
 
     @property
     def is_layout(self) -> bool:
@@ -320,6 +326,9 @@ def choices_of(
         error_feedback=job.residuals,
         optimizer_tier=job.optimizer_tier,
         average_steps=job.schedule.average_every or 0,
+        averages=Averages(job.schedule.averages),
+        narrow_averages=job.schedule.average_wire != "fp32",
+        outer=job.train.outer_learning_rate is not None,
         recovery_of_replicas=recovery,
     )
 
