@@ -46,8 +46,8 @@ class _ModelTable:
 class _ClusterTable:
     name: FileName  # a preset (`ratrain clusters`), or the path of a cluster file
     devices: Devices  # how many of it the job takes, the first ones
-    # hosts that it leaves out, by the names that `--prepare-only` prints: the others keep theirs; of
-    # fewer devices than it asks for it takes those that are left
+    # hosts that it leaves out, by the names that `--prepare-only` prints: the others keep theirs;
+    # where fewer devices are left than it asks for it takes those
     without: tuple[Name, ...] = ()
 
 

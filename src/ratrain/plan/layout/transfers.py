@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import Transfer, message, ring_all_reduce, ring_half
+from ratrain.cost.collectives import Transfer, fastest_all_reduce, message, ring_half
 from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
@@ -58,9 +58,7 @@ def inner_sums_s(
     return inner_s + choice_s, inner_s + choice_back_s
 
 
-def _router_s(
-    job: JobSpec, kind: BlockKind, layout: LayoutSpec, link: Link
-) -> tuple[float, float]:
+def _router_s(job: JobSpec, kind: BlockKind, layout: LayoutSpec, link: Link) -> tuple[float, float]:
     """Of a layer with experts: its router's logits are gathered, and the gradients of the chosen
     experts' weights summed in fp32."""
     experts = job.model.spec.experts
@@ -69,7 +67,7 @@ def _router_s(
     tokens, rate = job.model.sequence_length * job.batch.micro_batch, link.bandwidth_bytes_per_s
     logits_bytes = precision_of(job.schedule.dtype).element_bytes * tokens * experts.count
     gathered = ring_half(logits_bytes, layout.tensor, link)
-    summed = ring_all_reduce(4 * tokens * experts.chosen, layout.tensor, link)
+    summed = fastest_all_reduce(4 * tokens * experts.chosen, layout.tensor, link)
     return gathered.alone_s(rate), summed.alone_s(rate)
 
 
@@ -82,7 +80,7 @@ def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link)
     """
     if layout.sequence_parallel:
         return ring_half(boundary_bytes, layout.tensor, link).times(2 * count)
-    return ring_all_reduce(boundary_bytes, layout.tensor, link).times(count)
+    return fastest_all_reduce(boundary_bytes, layout.tensor, link).times(count)
 
 
 def sums_alone_s(
