@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ratrain.check.compare import MOST
-from ratrain.check.record import Row, Where, Wrong
+from ratrain.check.rows import MOST, Row, Where, Wrong
 
 LOSS_ALLOWED = 4.0
 """How many times the largest scatter of losses a device's may be off."""
