@@ -14,6 +14,7 @@ from ratrain.describe.amounts import (
     Period,
     Sequences,
     SizeBytes,
+    Turn,
 )
 from ratrain.describe.backends import Backend, backend_named
 from ratrain.describe.cluster import ClusterSpec, Device
@@ -29,6 +30,7 @@ BESIDE = ("fp32", "bf16", "fp16")
 """What kinds may compute in beside a dtype of 16 bits; one without that does in the first it has.
 """
 _NO_DTYPES = FrozenMap[str]()
+_NO_TURNS = FrozenMap[int]()
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,15 @@ class ScheduleSpec:
     # replicas update alone and average their weights every so many steps, which changes what
     # training means; left out: they share every gradient
     average_every: Period | None = None
+    # which weights, and when: "local-sgd" all behind the last update of so many steps, with the
+    # optimizer's states; each unit in a step of its own, its weights alone: "dreamddp" behind its
+    # last backward, "early-start" a copy, from the beginning of the step on
+    averages: Literal["local-sgd", "dreamddp", "early-start"] = "local-sgd"
+    # by a unit's name the step of a period in which it is averaged; left out: as costs least
+    average_turns: FrozenMap[Turn] = _NO_TURNS
+    # in which averages are sent: fp32, or bf16 with error feedback, as what replicas learnt since
+    # the last outer step ([train] outer_learning_rate; 1 without momentum makes it a mean)
+    average_wire: Literal["fp32", "bf16"] = "fp32"
     memory_budget_bytes: SizeBytes | None = None  # of each rank; left out: its device's first tier
     recovery_buffer: Count = 2  # layers recomputed at once
     # whether a rank adds up its part of a gradient, or all of it
@@ -168,6 +179,11 @@ class ScheduleSpec:
     def gradients_travel_in(self) -> str:
         """The dtype in which gradients are sent."""
         return self.gradient_wire or self.dtype
+
+    @property
+    def averages_by_turns(self) -> bool:
+        """Whether each unit is averaged in a step of its own: then replicas are never alike."""
+        return self.average_every is not None and self.averages != "local-sgd"
 
     @property
     def gradients_add_up_in(self) -> str:
@@ -273,6 +289,14 @@ class JobSpec:
     def collective(self) -> str:
         """By which algorithm replicas reduce and gather."""
         return self.schedule.collective or self.backend.collective
+
+    @property
+    def averaged_bytes(self) -> int:
+        """What replicas that average a parameter send of it: by turns its weight alone, else its
+        states too."""
+        if not self.schedule.averages_by_turns:
+            return self.train.rule.saved_bytes
+        return 2 if self.schedule.average_wire == "bf16" else 4
 
     @property
     def awaits_overflow(self) -> bool:

@@ -60,6 +60,10 @@ class TrainSpec:
     optimizer: Name = USUAL_OPTIMIZER
     # the optimizer's own keys, which stand in the same table
     keys: Any = field(default=None, metadata={FURTHER: Further(_keys_of, _all_keys)})
+    # of an outer step, Nesterov's, by what replicas learnt since a unit's last mean (DiLoCo);
+    # needs averages "early-start"; left out: none, their mean is where they go on
+    outer_learning_rate: Positive | None = None
+    outer_momentum: Part = 0.9  # of the outer step
     clip_norm: Positive | None = None  # left out: no clipping, and no barrier for it
     loss_scale: LossScale = 65536.0  # fp16 only: where the dynamic loss scale begins
     overflow: Literal["step", "unit"] = "step"  # fp16 only: what skips its update, all or a unit

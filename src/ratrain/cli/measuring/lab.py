@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratrain.cli.measuring.chaos import chaos
 from ratrain.cli.terminal.jobs import refuse_overrides, set_values
 from ratrain.cli.terminal.json_output import print_json
 from ratrain.cli.terminal.options import Whole
@@ -30,8 +31,12 @@ def command() -> None:
     Examples (all take --json):
       ratrain lab check lab-mixed
       ratrain lab run lab-mixed -- python train.py
+      ratrain lab chaos job.toml --seed 7
       ratrain lab clean
     """
+
+
+command.add_command(chaos)
 
 
 _devices = click.option(

@@ -115,6 +115,7 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
         scratch_bytes=_scratch_bytes(job, layout, block),
         scores_bytes=_scores_bytes(job, layout) if block.kind == "layer" else 0,
         frozen=not block.trained,
+        copy_bytes=4 * trained if job.schedule.averages_by_turns else 0,
     )
 
 
@@ -163,7 +164,10 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     buckets = [] if bucket is None else [f"gradients sent in buckets of {format_bytes(bucket)}"]
     dtypes = {kind: dtype for kind, dtype in job.dtypes.items() if kind not in idle}
     every = schedule.average_every
-    averages = [f"weights averaged every {counted(every, 'step')}"] if every else []
+    order = f" ({schedule.averages})" if schedule.averages_by_turns else ""
+    outer = ", with an outer step" if job.train.outer_learning_rate else ""
+    outer += " in bf16" if schedule.average_wire != "fp32" else ""
+    averages = [f"weights averaged every {counted(every, 'step')}{order}{outer}"] if every else []
     tier = job.optimizer_tier
     away = [f"optimizer states wait {TIER_WORDS[tier]} for their updates"] if tier else []
     if tier and not all(tier in [each.name for each in kind.tiers] for kind in job.cluster.kinds):

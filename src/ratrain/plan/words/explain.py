@@ -19,6 +19,7 @@ from ratrain.plan.search.added import Added, added_hosts
 from ratrain.plan.search.known_plans import KnownPlans
 from ratrain.plan.search.misfit import Misfit, misfits
 from ratrain.plan.search.speedup import Speedup, Watch, speedup_of, unwatched
+from ratrain.plan.words.averages import Period, periods, periods_text
 from ratrain.plan.words.explain_kinds import (
     added_json,
     added_text,
@@ -73,6 +74,7 @@ class Explanation:
     speedup: Speedup | None  # where kinds of device differ
     added: tuple[Added, ...]
     on_chip: OnChip | None  # where tensor groups are inside chips whose network is known
+    periods: tuple[Period, ...]  # where replicas average their weights
 
     @property
     def bounds(self) -> tuple[PeakBound, ...]:
@@ -107,6 +109,7 @@ def explain(subject: Plan, known: KnownPlans, watch: Watch = unwatched) -> Expla
         speedup_of(asked, tokens_per_s, watch),
         added_hosts(asked, watch),
         sums_on_chip(case),
+        periods(subject),
     )
 
 
@@ -168,6 +171,7 @@ def explanation_text(explained: Explanation) -> list[str]:
         _time(explained),
         wrapped(f"What binds: {binding(explained.simulation, explained.near, explained.kinds)}."),
         on_chip_text(explained.on_chip, step_s) if explained.on_chip is not None else (),
+        periods_text(explained.periods, explained.subject.job.schedule.average_every),
         kinds_text(explained.kinds, step_s),
         speedup_text(explained.speedup) if explained.speedup is not None else (),
         added_text(explained.added, explained.fastest_s),
@@ -303,6 +307,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             for times in simulation.ranks
         ],
         "on_chip": on_chip_json(explained.on_chip),
+        "periods": [vars(period) | {"limit_s": period.limit_s} for period in explained.periods],
         "kinds": kinds_json(explained.kinds, simulation.step_time_s),
         "speedup": speedup_json(explained.speedup),
         "added": added_json(explained.added),

@@ -49,6 +49,7 @@ from ratrain.runtime.rank.rank_log import RankLog
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
+from ratrain.runtime.rank.stragglers import Stragglers
 from ratrain.runtime.rank.tiers import disk_folder, run_name, tiers_of
 from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
@@ -146,8 +147,12 @@ def _run(folder: RunFolder, lock: FolderLock, log: RankLog, requests: StopReques
             metrics = MetricsLog(folder, own_trackers(folder.path))
             closing.callback(metrics.close)
 
+        stragglers = Stragglers(context.membership.place)
+
         def on_round(step: int, reports: Round) -> None:
             context.claim.require_seen()
+            if rank == 0:
+                _note(context, stragglers.of_round(step, reports))
             if metrics is not None or log.prints:
                 keep_row(rows.row(step, reports))
 

@@ -130,7 +130,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     sizes = case.sizes
     seats = seats_of(setup, case.numbers)
     _require_fit(verdict, setup, str(layout_source))
-    require_whole_periods(case.job, setup.period)
+    require_whole_periods(case.job, setup.alike_every)
     if job.data is not None and job.data.validation:
         validation = forward_only(case.program)
         _require_fit(verify(validation), validation.setup, str(layout_source))
