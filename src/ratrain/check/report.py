@@ -69,7 +69,7 @@ class Report:
             "operators": [_operator(row) for row in self.operators],
             "units": [_unit(row) for row in self.units],
             "losses": [{**asdict(row), "times": row.times} for row in self.losses],
-            "uncompared": self.uncompared,
+            "uncompared": list(self.uncompared),
         }
 
     def lines(self) -> list[str]:
