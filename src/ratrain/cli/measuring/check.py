@@ -81,7 +81,7 @@ def command(
     Examples:
       ratrain check job.toml --device mt3000
       ratrain check job.toml --device cpu --set schedule.dtype=bf16 --steps 1
-      ratrain check --replay runs/job-check/compare/check/rank-0/aten.mm.default-F-bfloat16
+      ratrain check --replay kept/aten.mm.default-F-bfloat16 --device cpu
     """
     if (job is None) == (replay is None):
         raise click.UsageError("give either JOB or --replay")
