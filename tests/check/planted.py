@@ -12,7 +12,8 @@ import torch
 from tiny_models import batch_of, running
 from torch import Tensor
 
-from ratrain.check import Checked, Where
+from ratrain.check.device import Checked
+from ratrain.check.rows import Where
 from ratrain.describe.model import ModelSpec
 from ratrain.devices import CPU, Stream
 from ratrain.devices.cpu import Cpu

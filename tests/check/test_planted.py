@@ -11,10 +11,9 @@ import torch
 from planted import Planted, Wrong, checked, step
 from tiny_models import GROUPED, LLAMA
 
-from ratrain.check import Where
 from ratrain.check.kept import KeptCall
-from ratrain.check.record import Row
 from ratrain.check.replay import replay
+from ratrain.check.rows import Row, Where
 
 ATEN = torch.ops.aten
 MM = ATEN.mm.default

@@ -14,11 +14,12 @@ from their_models import THEIRS, written
 from tiny_models import LLAMA, MODELS, batch_of, running
 from torch import Tensor
 
-from ratrain.check import INPUT_GRADIENT, OUTPUT, Checked, Given, compare_unit
 from ratrain.check.bounds import BOUNDS, MOVES, exact_results, limits
 from ratrain.check.call import Call
 from ratrain.check.compare import compare
+from ratrain.check.device import Checked
 from ratrain.check.scatter import Drawn
+from ratrain.check.units import INPUT_GRADIENT, OUTPUT, Given, compare_unit
 from ratrain.describe.model import ModelSpec
 from ratrain.devices import device_of_kind
 from ratrain.devices.operators import Intercepting

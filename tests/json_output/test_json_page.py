@@ -18,9 +18,9 @@ from cli_runs import here, ratrain_arguments, write_job
 from documented import documented, paths_of
 from planner_files import COMMANDS, EXAMPLES
 
-from ratrain.check import Where
 from ratrain.check.call import Call
 from ratrain.check.kept import keep_call
+from ratrain.check.rows import Where
 from ratrain.cli.main import VERBS, ratrain
 from ratrain.lab.needs import missing
 from ratrain.profile import machine

@@ -19,6 +19,7 @@ from ratrain.describe.on_chip import ChipCollective, ChipNetwork
 from ratrain.describe.presets import load_cluster
 from ratrain.errors import SpecError
 from ratrain.plan import load_job
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.on_chip import sums_on_chip
 from ratrain.plan.search.case_of_job import case_of_job
 
@@ -155,7 +156,7 @@ def test_a_chip_has_room_for_its_devices_and_costs_of_what_it_has(
         ChipNetwork(4, 1, 1.0, "software", rows)
 
 
-def case(folder: Path, *, devices: int = 4, tensor: int = 2, divided: bool = False):
+def case(folder: Path, *, devices: int = 4, tensor: int = 2, divided: bool = False) -> Case:
     text = JOB.format(
         devices=devices, pipeline=devices // tensor, tensor=tensor, divided=str(divided).lower()
     )

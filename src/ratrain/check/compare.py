@@ -11,9 +11,7 @@ from torch import Tensor
 from ratrain.check import layer_bounds  # noqa: F401 - declares its rules
 from ratrain.check.bounds import exact_results, limits
 from ratrain.check.call import Call
-
-MOST = 1e9
-"""What is farther off than this many times what is allowed counts as this far."""
+from ratrain.check.rows import MOST
 
 
 @dataclass(frozen=True)

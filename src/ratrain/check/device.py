@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ratrain.check.call import Call, on_host
 from ratrain.check.compare import compare, unchanged
-from ratrain.check.record import Record, Where, WhereOf
+from ratrain.check.record import Record, WhereOf
+from ratrain.check.rows import Where
 from ratrain.devices import Device, Mark, Memory, Stream
 from ratrain.devices.device import DeclaredOp, Marks
 from ratrain.devices.operators import Intercepting, rule_of, tensors_of

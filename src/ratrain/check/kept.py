@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -14,10 +15,12 @@ from ratrain.check.call import Call
 from ratrain.devices.operators import mapped
 from ratrain.errors import SpecError
 from ratrain.readers.json import read_json_table
+from ratrain.readers.tensors import tensor_header
 from ratrain.readers.writing import write_whole
 
 FORMAT = "ratrain call 1"
-FILE, TENSORS = "call.json", "tensors.pt"
+_FILES: Any = safetensors.torch
+FILE, TENSORS = "call.json", "tensors.safetensors"
 
 
 def keep_call(
@@ -28,7 +31,7 @@ def keep_call(
 
     def written(x: Any) -> Any:
         if isinstance(x, Tensor):
-            tensors[f"t{len(tensors)}"] = x.contiguous()
+            tensors[f"t{len(tensors)}"] = x.contiguous().clone()
             return {"tensor": f"t{len(tensors) - 1}", "strides": list(x.stride())}
         if isinstance(x, torch.dtype | torch.device | torch.layout | torch.memory_format):
             return {"torch": str(x).removeprefix("torch."), "of": type(x).__name__}
@@ -48,7 +51,7 @@ def keep_call(
     }
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    torch.save(tensors, folder / TENSORS)
+    _FILES.save_file(tensors, folder / TENSORS)
     write_whole(folder / FILE, json.dumps(body, indent=1))
 
 
@@ -66,7 +69,8 @@ class KeptCall:
         try:
             if body["format"] != FORMAT:
                 raise KeyError("format")
-            tensors = torch.load(folder / TENSORS, weights_only=True)
+            tensor_header(folder / TENSORS)
+            tensors = _FILES.load_file(folder / TENSORS)
             self.device = str(body["device"])
             self.where: dict[str, Any] = dict(body["where"])
             args, kwargs, results = (

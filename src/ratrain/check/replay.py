@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from ratrain.check.bounds import is_declared
 from ratrain.check.call import on_host
 from ratrain.check.compare import Difference, compare
 from ratrain.check.kept import KeptCall
-from ratrain.check.record import Where
-from ratrain.devices import Device
+from ratrain.check.rows import Where
+from ratrain.devices import Device, device_of_kind
 from ratrain.devices.operators import mapped
 from ratrain.errors import SpecError
 
@@ -60,6 +61,13 @@ class Replayed:
             ),
             f"{same}; {'WRONG' if self.now.wrong else 'right'}",
         ]
+
+
+def replay_folder(folder: Path, kind: str | None) -> Replayed:
+    """Makes the call of a folder on a device of a kind; None: of the kind that it was made on."""
+    torch.set_num_threads(1)  # of its own kernels those that a rank had
+    kept = KeptCall(folder)
+    return replay(kept, device_of_kind(kind or kept.device))
 
 
 def replay(kept: KeptCall, device: Device) -> Replayed:

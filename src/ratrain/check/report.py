@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ratrain.check.compare import MOST
-from ratrain.check.record import Row, Where, Wrong
+from ratrain.check.rows import MOST, Row, Where, Wrong
 
 LOSS_ALLOWED = 4.0
 """How many times the largest scatter of losses a device's may be off."""
@@ -70,7 +69,7 @@ class Report:
             "operators": [_operator(row) for row in self.operators],
             "units": [_unit(row) for row in self.units],
             "losses": [{**asdict(row), "times": row.times} for row in self.losses],
-            "uncompared": self.uncompared,
+            "uncompared": list(self.uncompared),
         }
 
     def lines(self) -> list[str]:

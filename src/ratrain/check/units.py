@@ -10,7 +10,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ratrain.check.compare import MOST, Difference, cosine
+from ratrain.check.compare import Difference, cosine
+from ratrain.check.rows import MOST
 from ratrain.check.scatter import scatter
 from ratrain.models.graphs import gradient_of_leaf, graph_of
 from ratrain.models.units import MicroBatch, Unit

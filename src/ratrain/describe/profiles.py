@@ -40,12 +40,13 @@ def with_profiles(table: Mapping[str, Any], place: Place, base: Path) -> dict[st
         return dict(table)
     made: list[object] = []
     for number, device in enumerate(cast("list[object]", devices)):
-        here = place.at("device", number)
-        if isinstance(device, dict) and KEY in device:
-            device = _filled(cast("dict[str, Any]", device), here, base)
-        if isinstance(device, dict) and isinstance(device.get(CHIP), str):
-            device = _with_chip(cast("dict[str, Any]", device), here, base)
-        made.append(cast("object", device))
+        if not isinstance(device, dict):
+            made.append(device)
+            continue
+        here, filled = place.at("device", number), cast("dict[str, Any]", device)
+        if KEY in filled:
+            filled = _filled(filled, here, base)
+        made.append(_with_chip(filled, here, base) if isinstance(filled.get(CHIP), str) else filled)
     return {**table, "device": made}
 
 

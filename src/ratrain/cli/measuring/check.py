@@ -81,7 +81,7 @@ def command(
     Examples:
       ratrain check job.toml --device mt3000
       ratrain check job.toml --device cpu --set schedule.dtype=bf16 --steps 1
-      ratrain check --replay runs/job-check/compare/check/rank-0/aten.mm.default-F-bfloat16
+      ratrain check --replay kept/aten.mm.default-F-bfloat16 --device cpu
     """
     if (job is None) == (replay is None):
         raise click.UsageError("give either JOB or --replay")
@@ -125,15 +125,9 @@ def _quiet(_line: str) -> None:
 
 
 def _replayed(folder: Path, device: str | None, as_json: bool) -> int:
-    import torch
+    from ratrain.check.replay import replay_folder
 
-    from ratrain.check.kept import KeptCall
-    from ratrain.check.replay import replay
-    from ratrain.devices import device_of_kind
-
-    torch.set_num_threads(1)  # of its own kernels those that a rank had
-    kept = KeptCall(folder)
-    replayed = replay(kept, device_of_kind(device or kept.device))
+    replayed = replay_folder(folder, device)
     if as_json:
         print_json("check", replayed.body())
     else:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ratrain.check import INPUT_GRADIENT, OUTPUT, Checked, Given, Where, compare_unit
 from ratrain.check.call import copied_to_host
+from ratrain.check.device import Checked
+from ratrain.check.rows import FOLDER, Where
+from ratrain.check.units import INPUT_GRADIENT, OUTPUT, Given, compare_unit
 from ratrain.devices import Device
 from ratrain.models.functions.rows import spread
 from ratrain.models.graphs import Graph
@@ -24,9 +26,6 @@ from ratrain.runtime.step.states import UnitState
 
 if TYPE_CHECKING:
     from ratrain.runtime.rank.trainer import RankRun
-
-FOLDER = "check"
-"""In a run's folder: a file a rank, and the calls that were kept."""
 
 
 class RankCheck:

@@ -25,7 +25,8 @@ def _as_checked(device: Device, spec: RunSpec, rank: int) -> Device:
     """The device, or for `ratrain check` what compares its operators or stands in for them."""
     if not spec.check:
         return device
-    from ratrain.check import Checked, Scattered
+    from ratrain.check.device import Checked
+    from ratrain.check.scatter import Scattered
 
     if spec.check == "compare":
         return Checked(device, rank)

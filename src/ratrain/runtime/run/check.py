@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratrain.check.report import LOSS_ALLOWED, LossRow, Report, merged
+from ratrain.check.rows import FOLDER
 from ratrain.errors import RunFailed
 from ratrain.readers.json import read_json_table
 from ratrain.runtime.device_kinds import device_kinds
-from ratrain.runtime.rank.checked import FOLDER
 from ratrain.runtime.run.prepare import PreparedRun
 from ratrain.runtime.run.ready import Launcher, ReadyRun
 from ratrain.runtime.run.session import run_session
