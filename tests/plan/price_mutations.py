@@ -72,6 +72,7 @@ TESTS = (
     "tests/plan/test_what_if.py",
     "tests/plan/test_bill.py",
     "tests/plan/test_estimate.py",
+    "tests/plan/test_slow_messages.py",
 )
 """The quick tests about prices, those that catch most in the least time first."""
 
