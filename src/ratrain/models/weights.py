@@ -109,6 +109,16 @@ class Weights:
         """Gradients go to a sink from now on; None: to what is attached as one whole."""
         self._sink = sink
 
+    @property
+    def flats(self) -> tuple[Tensor | None, Tensor | None]:
+        """The view that is attached, and the buffer of weights that nobody updates."""
+        return self._view.flat, self._frozen
+
+    @property
+    def whole_gradient(self) -> Tensor | None:
+        """Where gradients are added at once as one whole; None: they go elsewhere, or later."""
+        return self._gradient.flat if self._sink is None and self._deferred is None else None
+
     def __getitem__(self, name: str) -> Tensor:
         return self._view[name]
 

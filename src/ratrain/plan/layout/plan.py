@@ -154,6 +154,11 @@ class Plan:
         changed = (r.in_mode(mode, of) for r, of in zip(self.replicas, ranks, strict=True))
         return replace(self, replicas=tuple(changed))
 
+    def in_order_of(self, job: JobSpec) -> Plan:
+        """The plan in the compute order that a job names."""
+        order = job.schedule.skeleton or self.strategy.skeleton
+        return replace(self, job=job, strategy=replace(self.strategy, skeleton=order))
+
     def recovering(self, recovery: tuple[Recovery, ...]) -> Plan:
         """The plan of a layout whose stages recover so, in every replica."""
         changed = tuple(replace(replica, recovery=recovery) for replica in self.replicas)
@@ -222,9 +227,10 @@ class Plan:
         """Each stage with its members, each as it is in a replica whose stages all have its tensor
         degree, its kind of device and its size."""
         sorts = tuple(zip(replica.tensor, replica.kinds, replica.sizes, strict=True))
+        firsts = {sort: rank for rank, sort in reversed(list(enumerate(sorts)))}
         sized = {
             sort: stages_of(self.job_of(replica, rank), self._shared_layout(replica, rank))
-            for rank, sort in enumerate(sorts)
+            for sort, rank in firsts.items()
         }
 
         def member(stage: int, rank: int) -> Member:

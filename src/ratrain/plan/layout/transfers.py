@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import Transfer, message, ring_all_reduce, ring_half
+from ratrain.cost.collectives import Transfer, fastest_all_reduce, message, ring_half
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
@@ -65,7 +65,7 @@ def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link)
     """
     if layout.sequence_parallel:
         return ring_half(boundary_bytes, layout.tensor, link).times(2 * count)
-    return ring_all_reduce(boundary_bytes, layout.tensor, link).times(count)
+    return fastest_all_reduce(boundary_bytes, layout.tensor, link).times(count)
 
 
 def sums_alone_s(

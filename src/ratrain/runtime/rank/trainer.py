@@ -112,6 +112,7 @@ class RankRun:
         held_out: HeldOutShare | None = None,
         validated: Callable[[int, Validated], None] = lambda *_: None,
         tiers: Mapping[str, Tier],
+        ops: type[RankOps] = RankOps,
     ) -> None:
         self._job, self._spec, self._seat = job, spec, seat
         self._stop_asked = stop_asked
@@ -144,7 +145,7 @@ class RankRun:
         )
         timeout_s = job.train.timeout_s
         scaled = spec.scales_losses
-        self.ops = RankOps(
+        self.ops = ops(
             self.schedule,
             self.states,
             network,

@@ -1,5 +1,5 @@
-"""About how long a draft of stages with members takes: its compute on a clock, and what reductions
-and gathers add behind it.
+"""About how long a draft takes whose stages have members: its compute on a clock, and what
+reductions and gathers add behind it.
 
 Every member computes, of the order of its whole stage, what it serves; a message takes its time and
 waits for no other. Of a long step the middle is left out. Reductions of units that the same stages
@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
+from ratrain.plan.draft.clock import StageClock
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.frames import kept_of
+from ratrain.plan.draft.parts import Part
+from ratrain.plan.draft.pools import Post
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.frames import kept_of
-from ratrain.plan.search.members import MembersDraft, MembersPart
-from ratrain.plan.search.pools import Post, used_of
-from ratrain.plan.search.stages import Stages
 from ratrain.program.kind import Kind
 from ratrain.program.skeletons import SKELETONS, Place
 
@@ -56,36 +57,33 @@ class MembersClock:
         self._stages, self._clock = stages, clock
         self._spans: dict[object, tuple[_Span, ...]] = {}
 
-    def draft(
-        self, parts: Sequence[MembersPart], shares: Sequence[int], state: StateMode
-    ) -> MembersDraft | None:
+    def draft(self, parts: Sequence[Part], shares: Sequence[int], state: StateMode) -> Draft | None:
         """The draft of parts with these shares; None where one that is to compute has nothing
         to."""
         sides = list(zip(parts, shares, strict=True))
         skeleton = SKELETONS[self._skeleton]
-        if not all(skeleton.takes(share, len(part.shapes), 1) for part, share in sides):
+        if not all(skeleton.takes(share, len(part.shape), 1) for part, share in sides):
             return None
-        if any(share < len(members) for part, share in sides for members in part.shapes):
+        if any(share < part.fewest for part, share in sides):
             return None
         if not all(mine for part, share in sides for of in part.serves(share) for mine in of):
             return None
-        least_s = max(part.least_s(share) for part, share in sides)
         spans = [self._spans_of(part, share) for part, share in sides]
         compute_s = max(span.busy_s for of_part in spans for span in of_part)
-        shared_s = self._shared_s(parts, spans, state)
-        estimate_s = max(least_s, compute_s, shared_s)
-        return MembersDraft(tuple(parts), tuple(shares), state, least_s, estimate_s)
+        made = Draft(tuple(parts), tuple(shares), state, 0.0, trainable=True)
+        estimate_s = max(made.least_s, compute_s, self._shared_s(made, spans))
+        return replace(made, estimate_s=estimate_s)
 
-    def _spans_of(self, part: MembersPart, micro_batches: int) -> tuple[_Span, ...]:
+    def _spans_of(self, part: Part, micro_batches: int) -> tuple[_Span, ...]:
         """The spans of a part's stages."""
-        key = part.key, micro_batches
+        key = part, micro_batches
         if key not in self._spans:
-            kept = kept_of(self._skeleton, len(part.shapes), micro_batches)
+            kept = kept_of(self._skeleton, len(part.shape), micro_batches)
             left_s = (micro_batches - kept) * part.slot_s
-            first, spans, last = 0, list[_Span](), len(part.shapes) - 1
+            first, spans, last = 0, list[_Span](), len(part.shape) - 1
             for s, (busy_s, begin_s, end_s) in enumerate(_lanes_s(self._skeleton, part, kept)):
                 units = part.layers[s] + (s == 0) + (s == last)
-                works = part.works[s]
+                works = part.computing[s]
                 forward_s = min(work.forward_s for work in works)
                 backward_s = max(work.backward_s for work in works)
                 lane_s = busy_s + left_s, begin_s, forward_s, end_s + left_s, backward_s
@@ -98,10 +96,9 @@ class MembersClock:
     def _skeleton(self) -> str:
         return self._stages.strategy.skeleton
 
-    def _shared_s(
-        self, parts: Sequence[MembersPart], spans: Sequence[Sequence[_Span]], state: StateMode
-    ) -> float:
+    def _shared_s(self, draft: Draft, spans: Sequence[Sequence[_Span]]) -> float:
         """What a step takes for its reductions and gathers."""
+        parts, state = draft.parts, draft.state
         layers = self._stages.job.model.spec.layers
         places = [
             [s for s, span in enumerate(of_part) for _ in range(span.units)] for of_part in spans
@@ -112,8 +109,7 @@ class MembersClock:
                 range(layers + 2), key=lambda unit: tuple(of_part[unit] for of_part in places)
             )
         ]
-        posts = tuple(post for part in parts for shape in part.posts for post in shape)
-        used = used_of(posts, len(self._stages.pools))
+        used = draft.used(len(self._stages.pools))
         free_s: dict[tuple[int, int], float] = {}
         gathers: list[tuple[list[tuple[int, int]], list[int], list[float]]] = []
         step_s = 0.0
@@ -159,13 +155,13 @@ class MembersClock:
         return sums.reduction.alone_s(rate), sums.gather.alone_s(rate)
 
 
-def _lanes_s(skeleton: str, part: MembersPart, kept: int) -> list[tuple[float, float, float]]:
+def _lanes_s(skeleton: str, part: Part, kept: int) -> list[tuple[float, float, float]]:
     """Of each stage `busy_s`, `begin_s` and `end_s` of its span."""
-    orders = _orders(skeleton, tuple(map(len, part.shapes)), kept)
-    last = len(part.shapes) - 1
+    orders = _orders(skeleton, tuple(map(len, part.computing)), kept)
+    last = len(part.shape) - 1
     lanes = [
         (s, work, [step for step in orders[s] if step[1] in mine])
-        for s, (works, shares) in enumerate(zip(part.works, part.serves(kept), strict=True))
+        for s, (works, shares) in enumerate(zip(part.computing, part.serves(kept), strict=True))
         for work, mine in zip(works, map(frozenset, shares), strict=True)
     ]
     arrived: dict[tuple[bool, int, int], float] = {(True, 0, m): 0.0 for m in range(kept)}
@@ -196,7 +192,8 @@ def _lanes_s(skeleton: str, part: MembersPart, kept: int) -> list[tuple[float, f
         assert sum(turns) > before, "members do not wait for each other in a circle"
     spans: list[tuple[float, float, float]] = []
     for stage in range(last + 1):
-        members = [number for number, (s, _, _) in enumerate(lanes) if s == stage]
+        # of a long step's kept part, a slow member may serve none
+        members = [n for n, (s, _, _) in enumerate(lanes) if s == stage and n in begins_s]
         busy_s = [free_s[number] - begins_s[number] for number in members]
         end_s = max(free_s[number] for number in members)
         spans.append((max(busy_s), end_s - max(busy_s), end_s))

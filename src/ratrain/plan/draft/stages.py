@@ -21,13 +21,13 @@ from ratrain.cost.compute import BlockTimes
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.plan.draft.pools import Pool, PoolLinks, Post, Shape
 from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.plan.layout.geometry import speed
 from ratrain.plan.layout.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
 from ratrain.plan.layout.transfers import group_message, regrouped_message, sums_of_op
 from ratrain.plan.price.kind_speed import kind_speed
-from ratrain.plan.search.pools import Pool, PoolLinks, Post, Shape
 from ratrain.program.families import OPTIMIZER_SLOTS
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.strategies import Strategy
@@ -87,6 +87,7 @@ class Stages:
         self, job: JobSpec, pools: Sequence[Pool], strategy: Strategy, modes: Sequence[Recovery]
     ) -> None:
         self.job, self.pools, self.strategy, self.modes = job, pools, strategy, modes
+        self.blocks = kinds_of_block(job)
         self._links = PoolLinks(job.cluster.spec, pools)
         self._recovers_heads = strategy.recovers_heads
         self._speeds = [1 / kind_speed(job, pool.kind).layer_s for pool in pools]
@@ -120,7 +121,7 @@ class Stages:
         job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
         kind = self.pools[post.pool].kind
         embedding, layer, head = (
-            times_in_layout(job, layout, block, kind, link) for block in kinds_of_block(job)
+            times_in_layout(job, layout, block, kind, link) for block in self.blocks
         )
         return embedding, layer, head
 
@@ -137,16 +138,14 @@ class Stages:
 
         embedding, layer, head = (
             seconds(block_times, _sums_s(seen, layout, block.kind, link))
-            for block_times, block in zip(
-                self.times(post, micro_batch), kinds_of_block(job), strict=True
-            )
+            for block_times, block in zip(self.times(post, micro_batch), self.blocks, strict=True)
         )
         return embedding, layer, head
 
     def _scores_s(self, post: Post, micro_batch: int) -> float:
         """What selective recovery adds to a layer's backward."""
         job, link = self.sized(micro_batch, post.layout), self._links.inside(post.pool, post.tensor)
-        layer, kind = kinds_of_block(job)[1], self.pools[post.pool].kind
+        layer, kind = self.blocks[1], self.pools[post.pool].kind
         again = times_in_layout(job, post.layout, layer, kind, link, selective=True)
         return again.backward_s - self.times(post, micro_batch)[1].backward_s
 
@@ -163,7 +162,7 @@ class Stages:
         layout = replace(post.layout, pipeline=2, data=2 if many else 1)
         job = self.sized(micro_batch, layout).of_kind(self.pools[post.pool].kind)
         embedding, layer, head = (
-            unit_of(job, layout, block, passed_bytes(job, layout)) for block in kinds_of_block(job)
+            unit_of(job, layout, block, passed_bytes(job, layout)) for block in self.blocks
         )
         return embedding, layer, head
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from operator import attrgetter
 
+from ratrain.plan.draft.parts import Part, cut_of, layers_moved, part_of, rows_of
+from ratrain.plan.draft.pools import Post, Shape
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.search.parts import Part, cut_of, layers_moved, part_of, rows_of
-from ratrain.plan.search.pools import Post, Shape
-from ratrain.plan.search.stages import Stages
 
 Runs = tuple[int, ...]
 """Pools, or layers, of runs of posts."""

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+from ratrain.plan.draft.draft import Draft, shared
+from ratrain.plan.draft.parts import Part
+from ratrain.plan.draft.pools import Shape
+from ratrain.plan.draft.space import Space
 from ratrain.plan.layout.enumerate import StateMode, divisors_of
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search.draft import Draft, shared
-from ratrain.plan.search.parts import Part
-from ratrain.plan.search.pools import Shape
-from ratrain.plan.search.space import Space
 
 MOST_SEQUENCES = 32
 """Of larger batches, shares in micro-batches of one size come near enough to the best."""

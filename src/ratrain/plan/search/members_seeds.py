@@ -1,4 +1,4 @@
-"""The ways to make stages of several members that are looked at.
+"""The drafts with several members in a stage that the search begins with.
 
 First the pipelines that any numbers of posts can be: posts spread over stages in every way, the
 fewest stages first, ranked by their busiest stage. Of those on the same devices the best few are
@@ -11,17 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from heapq import heapify, heapreplace, nsmallest
+from heapq import nsmallest
 from itertools import combinations, islice, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 
-from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.members import MembersParts, Quick
+from ratrain.plan.draft.pools import (
+    FEW,
+    Post,
+    Shape,
+    divisions_of,
+    in_division,
+    tensor_degrees,
+    used_of,
+)
+from ratrain.plan.draft.space import Side, Space, StageMembers
+from ratrain.plan.draft.stages import Stages
+from ratrain.plan.layout.enumerate import StateMode, divisors_of
+from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.effort import FEWEST
-from ratrain.plan.search.members import MembersPart, MembersParts, Quick
-from ratrain.plan.search.pools import Post, Shape, in_division, tensor_degrees, used_of
-from ratrain.plan.search.stages import Stages
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
 
@@ -31,10 +42,34 @@ one tensor degree, and of other posts."""
 KEPT, MOST_REPLICAS, SETS = 3, 3, 40
 """Pipelines kept of the same devices; how many a draft has at most; sets kept of so many."""
 
+SEEDS = 120
+"""Seeds of each sort: a pipeline of all devices in one tensor degree, any other pipeline, several
+pipelines."""
+
 Posts = tuple[tuple[Post, int], ...]
 """Posts, and how many of each."""
 Used = tuple[int, ...]
 """Devices of each pool."""
+
+
+def members_seeds(space: Space, bar_s: float) -> Iterator[Draft]:
+    """Of each sort of idea the best drafts, whose busiest stages may take less than `bar_s`; with
+    states shared as is fastest, and where memory binds in leaner ways."""
+    stages = space.stages
+    if sum(space.counts) > FEW:
+        return
+    degrees = {t for pool in stages.pools for t in tensor_degrees(stages.job, pool)}
+    division = divisions_of(stages.job, [(Post(0, tensor),) for tensor in degrees])
+    sizes = [size for size in divisors_of(space.sequences) if size <= LARGEST_MICRO_BATCH]
+    for state in space.members_states:
+        every = [Ideas(space, size, state, divided) for divided in division for size in sizes]
+        ideas = [(idea, of_size) for of_size in every for idea in of_size.best(bar_s)]
+        for sort in {idea.sort for idea, _ in ideas}:
+            of_sort = (each for each in ideas if each[0].sort == sort)
+            best = nsmallest(SEEDS, of_sort, key=lambda each: each[0].time_s)
+            yield from filter(None, (of_size.draft(idea) for idea, of_size in best))
+        if not any(of_size.memory_binds for of_size in every):
+            return
 
 
 class Idea(NamedTuple):
@@ -61,12 +96,12 @@ class Ideas:
     """The ideas of a job for micro-batches of one size, with states shared so, with sequence
     parallelism in tensor groups or without."""
 
-    def __init__(self, stages: Stages, micro_batch: int, state: StateMode, divided: bool) -> None:
-        self._stages, self._divided, self._state = stages, divided, state
-        self._size = micro_batch
-        self._batches = stages.job.batch.sequences // micro_batch
-        self.alone = MembersParts(stages, micro_batch, state, beside=0)
-        self.beside = MembersParts(stages, micro_batch, state, beside=1)
+    def __init__(self, space: Space, micro_batch: int, state: StateMode, divided: bool) -> None:
+        stages = self._stages = space.stages
+        self._divided, self._state, self._size = divided, state, micro_batch
+        self._space, self._batches = space, space.sequences // micro_batch
+        self._alone = space.parts_with_members(micro_batch, state, 0)
+        self._beside = space.parts_with_members(micro_batch, state, 1)
         self._counts = tuple(len(pool.devices) for pool in stages.pools)
         self.memory_binds = False
         """Whether a pipeline that was looked at does not fit, or recovers."""
@@ -84,10 +119,13 @@ class Ideas:
                     yield Idea(time_s, sort, ((pipeline.shapes, pipeline.holders),))
         yield from self._sets(library, bar_s)
 
-    def part_of(self, idea: Idea, number: int) -> MembersPart | None:
-        shapes, holders = idea.pipelines[number]
-        maker = self.beside if len(idea.pipelines) > 1 else self.alone
-        return maker.made(shapes, holders=holders)
+    def draft(self, idea: Idea) -> Draft | None:
+        """The draft of an idea; None where it does not fit."""
+        sides = [
+            Side((), self._size, stages=tuple(map(StageMembers, shapes, holders)))
+            for shapes, holders in idea.pipelines
+        ]
+        return self._space.draft(sides, self._state)
 
     def _is_of_members(self, pipeline: _Pipeline) -> bool:
         members = zip(pipeline.shapes, pipeline.holders, strict=True)
@@ -108,7 +146,7 @@ class Ideas:
         of_rest = self._rate(rest)
         if self._rate_of(posts) + of_rest < self._batches / bar_s:
             return []
-        maker = self.alone if is_whole else self.beside
+        maker = self._alone if is_whole else self._beside
         most = SPREADS if self._is_plain(posts) else FEW_SPREADS
         every: list[_Pipeline] = []
         layers = self._stages.job.model.spec.layers
@@ -209,24 +247,6 @@ def _level_s(batches: int, chosen: Sequence[_Pipeline]) -> float:
     rate = sum(1 / each.slot_s for each in chosen)
     level_s = (batches + sum(each.ramp_s / each.slot_s for each in chosen)) / rate
     return max(level_s, *(each.ramp_s + each.slot_s for each in chosen))
-
-
-def shares_of(parts: Sequence[MembersPart], batches: int) -> tuple[int, ...] | None:
-    """Micro-batches of each part, one for each member of a stage at least: each next one goes to
-    the part that will end first with it. None where there are too few."""
-    shares = [max(map(len, part.shapes)) for part in parts]
-    if sum(shares) > batches:
-        return None
-    heap = [
-        (part.step_s(share + 1), number)
-        for number, (part, share) in enumerate(zip(parts, shares, strict=True))
-    ]
-    heapify(heap)
-    for _ in range(batches - sum(shares)):
-        number = heap[0][1]
-        shares[number] += 1
-        heapreplace(heap, (parts[number].step_s(shares[number] + 1), number))
-    return tuple(shares)
 
 
 def _every_posts(stages: Stages) -> Iterator[Posts]:

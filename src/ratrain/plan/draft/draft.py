@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heapreplace
@@ -12,10 +12,11 @@ from math import inf
 from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.collectives import reduction_loss, ring_half
 from ratrain.describe.job import JobSpec
-from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
+from ratrain.plan.draft.parts import Part
+from ratrain.plan.draft.pools import Post, used_of
+from ratrain.plan.draft.stages import Stages
+from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.sizes import gathered_bytes_per_param, trains_tied
-from ratrain.plan.search.parts import Part
-from ratrain.plan.search.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,34 @@ class Draft:
 
     @property
     def alone_s(self) -> float:
-        """How long its slowest part takes, without what replicas send each other."""
+        """How long its slowest part takes, without what replicas send each other; where stages
+        have members, what its compute takes at least."""
+        if self.has_members:
+            return self.least_s
         return max(part.step_s(share) for part, share in zip(self.parts, self.shares, strict=True))
+
+    @property
+    def least_s(self) -> float:
+        """What its compute takes at least."""
+        return max(part.least_s(share) for part, share in zip(self.parts, self.shares, strict=True))
+
+    @cached_property
+    def has_members(self) -> bool:
+        """Whether a stage has several."""
+        return any(part.beside for part in self.parts)
+
+    @property
+    def all_posts(self) -> Iterator[Post]:
+        return (post for part in self.parts for shape in part.posts for post in shape)
+
+    def used(self, pools: int) -> tuple[int, ...]:
+        """How many devices of each pool it takes."""
+        return used_of(tuple(self.all_posts), pools)
 
     @property
     def divided(self) -> bool:
         """Whether its tensor groups divide sequences."""
-        return any(post.divided for part in self.parts for post in part.shape)
+        return any(post.divided for post in self.all_posts)
 
     @property
     def ops(self) -> int:
@@ -50,13 +72,13 @@ class Draft:
     def key(self) -> object:
         """What tells drafts apart: the order of parts does not, nor how a part alone would share
         its states."""
-        return self.work, self.state if len(self.parts) > 1 else None
+        return self.work, self.state if len(self.parts) > 1 or self.has_members else None
 
     @cached_property
     def work(self) -> object:
         """What is the same of drafts that differ in how states are shared alone."""
         parts = Counter(
-            (part.shape, part.micro_batch, part.layers, part.recovery, share)
+            (part.roles, part.micro_batch, part.layers, part.recovery, share)
             for part, share in zip(self.parts, self.shares, strict=True)
         )
         return frozenset(parts.items())
@@ -64,7 +86,7 @@ class Draft:
     @cached_property
     def family(self) -> object:
         """What is the same of drafts that differ in cuts and shares alone."""
-        return frozenset(Counter(part.shape for part in self.parts).items()), self.state
+        return frozenset(Counter(part.posts for part in self.parts).items()), self.state
 
 
 def draft_of(stages: Stages, parts: Sequence[Part], state: StateMode) -> Draft | None:
@@ -104,8 +126,8 @@ def _degrees_of_units(part: Part) -> tuple[int, ...]:
 
 
 def shares_of(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
-    """Micro-batches of each part, one at least: each next one goes to the part that will end first
-    with it. None where that does not come to the whole batch."""
+    """Micro-batches of each part, one for each member of a stage at least: each next one goes to
+    the part that will end first with it. None where that does not come to the whole batch."""
     shares = _begun_shares(parts, sequences)
     left = sequences - sum(n * part.micro_batch for n, part in zip(shares, parts, strict=True))
     heap = [(part.step_s(shares[place] + 1), place) for place, part in enumerate(parts)]
@@ -140,8 +162,8 @@ def _begun_shares(parts: Sequence[Part], sequences: int) -> list[int]:
         rest + sum(rate * at_none_s for rate, at_none_s in zip(rates, below_s, strict=True))
     ) / sum(rates)
     return [
-        max(1, int((end_s - at_none_s) / slope_s) - 1)
-        for at_none_s, slope_s in zip(above_s, slopes_s, strict=True)
+        max(part.fewest, int((end_s - at_none_s) / slope_s) - 1)
+        for part, at_none_s, slope_s in zip(parts, above_s, slopes_s, strict=True)
     ]
 
 
@@ -160,7 +182,7 @@ def _tail_of(
 ) -> float:
     """The same of one of them; `holders`: the pools of each layer, `weight_bytes`: of a gathered
     parameter."""
-    embedding, layer, head = (block.params for block in kinds_of_block(stages.job))
+    embedding, layer, head = (block.params for block in stages.blocks)
     last, longest = len(part.shape) - 1, 0.0
     for s, (post, work, count) in enumerate(zip(part.shape, part.works, part.layers, strict=True)):
         bits = count * len(stages.pools)

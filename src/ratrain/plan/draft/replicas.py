@@ -14,10 +14,10 @@ import numpy as np
 
 from ratrain.cost.collectives import gather_loss, reduction_loss
 from ratrain.cost.compute import update
+from ratrain.plan.draft.frames import Frame, Sort, frame_of
+from ratrain.plan.draft.parts import Part
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
-from ratrain.plan.search.frames import Frame, Sort, frame_of
-from ratrain.plan.search.parts import Part
-from ratrain.plan.search.stages import Stages
 from ratrain.program.replicas import Recovery
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import NO_LINK, Floats

@@ -1,4 +1,14 @@
-"""One replica of a draft: its posts, layers, micro-batches, and about how long they take."""
+"""One replica of a draft: its posts, layers, micro-batches, and about how long they take.
+
+A stage may have several members: each is a post that serves some of the replica's micro-batches, in
+proportion to its speed, so that one may change its kind of device where stages meet (the
+stage-major form). A stage of members with f + b seconds each works like one of
+
+    1 / sum of 1 / (f + b)
+
+seconds a micro-batch. A member may also only hold a stage: it computes nothing, and owns a part of
+the optimizer's states.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +18,13 @@ from functools import cached_property
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise, permutations
 from math import inf
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from ratrain.plan.draft.pools import Post, Shape
+from ratrain.plan.draft.stages import Row, Stages, StageWork
 from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.search.pools import Shape
-from ratrain.plan.search.stages import Row, Stages, StageWork
 from ratrain.program.replicas import Recovery
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -66,32 +76,121 @@ def largest_of_each(*seconds: Floats | float) -> Floats:
     return largest
 
 
+class Member(NamedTuple):
+    """A post that holds a stage beside its first member. `work`: None where it only holds it."""
+
+    post: Post
+    work: StageWork | None
+
+
 @dataclass(frozen=True)
 class Part:
-    """A replica without its share of the step."""
+    """A replica without its share of the step. `shape`, `works`: of the first member of each
+    stage; `beside`: the others of each stage, those that compute first, or () where each has
+    one."""
 
     shape: Shape
     micro_batch: int
     layers: tuple[int, ...]
     works: tuple[StageWork, ...]
     messages_s: tuple[float, ...]  # behind each stage; of the last, none
+    beside: tuple[tuple[Member, ...], ...] = ()
+
+    @cached_property
+    def posts(self) -> tuple[Shape, ...]:
+        """Of all members of each stage, those that compute first."""
+        if not self.beside:
+            return tuple((post,) for post in self.shape)
+        return tuple(
+            (post, *(member.post for member in others))
+            for post, others in zip(self.shape, self.beside, strict=True)
+        )
+
+    @cached_property
+    def roles(self) -> object:
+        """What tells parts apart whose posts stand in other places, or only hold a stage."""
+        if not self.beside:
+            return self.shape
+        return self.posts, tuple(map(len, self.computing))
+
+    @cached_property
+    def computing(self) -> tuple[tuple[StageWork, ...], ...]:
+        """The work of each member of each stage that computes."""
+        beside = self.beside or ((),) * len(self.works)
+        return tuple(
+            (work, *(member.work for member in others if member.work is not None))
+            for work, others in zip(self.works, beside, strict=True)
+        )
 
     @property
     def recovery(self) -> tuple[Recovery, ...]:
-        return tuple(work.recovery for work in self.works)
+        """Of all members of all stages."""
+        if not self.beside:
+            return tuple(work.recovery for work in self.works)
+        return tuple(
+            mode
+            for works, posts in zip(self.computing, self.posts, strict=True)
+            for mode in (
+                *(work.recovery for work in works),
+                *[Recovery.NONE] * (len(posts) - len(works)),
+            )
+        )
+
+    @property
+    def fewest(self) -> int:
+        """Micro-batches that it takes at least: one for each member of a stage that computes."""
+        return max(map(len, self.computing)) if self.beside else 1
 
     @property
     def slot_s(self) -> float:
         """What each further micro-batch takes."""
+        if self.beside:
+            return max(self._stage_s)
         return max(*(work.busy_s for work in self.works), *self.messages_s)
+
+    @cached_property
+    def _stage_s(self) -> tuple[float, ...]:
+        """What each further micro-batch takes of each stage, all of whose members are at work."""
+        return tuple(1 / sum(1 / work.busy_s for work in works) for works in self.computing)
+
+    @cached_property
+    def _ahead_s(self) -> tuple[float, ...]:
+        """What the first micro-batch takes at least before each stage, there and back."""
+        each_s = (min(work.busy_s - work.early_s for work in works) for works in self.computing)
+        return (0.0, *accumulate(each_s))[:-1]
 
     def step_s(self, micro_batches: int) -> float:
         """About how long this number of micro-batches takes, without what follows the last."""
         if micro_batches not in self._steps_s:
-            self._steps_s[micro_batches] = step_s(
-                micro_batches, *self._seconds, self.messages_s, max
+            self._steps_s[micro_batches] = (
+                self._members_s(micro_batches)
+                if self.beside
+                else step_s(micro_batches, *self._seconds, self.messages_s, max)
             )
         return self._steps_s[micro_batches]
+
+    def _members_s(self, micro_batches: int) -> float:
+        """The same where stages have members."""
+        return 2 * sum(self.messages_s) + max(
+            ahead_s + micro_batches * busy_s
+            for ahead_s, busy_s in zip(self._ahead_s, self._stage_s, strict=True)
+        )
+
+    def serves(self, micro_batches: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """For each stage the micro-batches of its members that compute."""
+        return tuple(served(works, micro_batches) for works in self.computing)
+
+    def least_s(self, micro_batches: int) -> float:
+        """What its compute takes at least: a member computes its micro-batches one after another,
+        between the first one's way to it and the last one's way back. (Where its own processors
+        move bytes, a wait may hide what it loses by that, and this is a little more than the
+        least.)"""
+        return max(
+            ahead_s + max(len(m) * work.busy_s for m, work in zip(shares, works, strict=True))
+            for ahead_s, shares, works in zip(
+                self._ahead_s, self.serves(micro_batches), self.computing, strict=True
+            )
+        )
 
     @cached_property
     def _steps_s(self) -> dict[int, float]:
@@ -110,10 +209,24 @@ class Part:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.shape, self.micro_batch, self.layers, self.works, self.messages_s))
+        return hash((self.shape, self.micro_batch, self.layers, self.works, self.beside))
 
     def __hash__(self) -> int:
         return self._hash
+
+
+def served(works: Sequence[StageWork], micro_batches: int) -> tuple[tuple[int, ...], ...]:
+    """Each micro-batch to the member that is through with it first."""
+    if len(works) == 1:
+        return (tuple(range(micro_batches)),)
+    shares: list[list[int]] = [[] for _ in works]
+    heap = [(work.busy_s, number) for number, work in enumerate(works)]
+    heapify(heap)
+    for micro_batch in range(micro_batches):
+        number = heap[0][1]
+        shares[number].append(micro_batch)
+        heapreplace(heap, ((len(shares[number]) + 1) * works[number].busy_s, number))
+    return tuple(map(tuple, shares))
 
 
 def part_of(
