@@ -155,7 +155,7 @@ def test_a_chip_has_room_for_its_devices_and_costs_of_what_it_has(
         ChipNetwork(4, 1, 1.0, "software", rows)
 
 
-def case(folder: Path, *, devices: int = 4, tensor: int = 2, divided: bool = False):  # noqa: ANN201
+def case(folder: Path, *, devices: int = 4, tensor: int = 2, divided: bool = False):
     text = JOB.format(
         devices=devices, pipeline=devices // tensor, tensor=tensor, divided=str(divided).lower()
     )
