@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 import torch
 import torch.distributed as dist
-from plain_model import Block, Head, TokenTable
+from plain_model import Block, Head, TokenTable  # pyright: ignore[reportMissingImports]
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     PostLocalSGDState,

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ratrain.errors import SpecError
 from ratrain.plan import case_of, load_job
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.words.averages import HIDDEN, periods, periods_text
 
 EXAMPLE = "examples/quickstart.toml"
+EARLY = ("schedule.averages=early-start",)
 
 
 def plan(averages: str, every: int = 4) -> Plan:
@@ -44,3 +46,26 @@ def test_one_replica_or_turns_that_are_asked_for_have_no_other_period() -> None:
     asked = plan("early-start")
     job = replace(asked.job, schedule=replace(asked.job.schedule, average_every=None))
     assert periods(replace(asked, job=job)) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("schedule.averages=dreamddp",), "set average_every"),
+        (("schedule.average_every=4", "schedule.average_turns.e=1"), "leave it out, or set"),
+        (("schedule.average_every=4", "train.outer_learning_rate=0.7"), 'averages = "early-start"'),
+        (
+            ("schedule.average_every=4", *EARLY, "schedule.average_wire=bf16"),
+            "set [train] outer_learning_rate",
+        ),
+        (("schedule.average_every=4", *EARLY, "schedule.average_turns.x=1"), "give it a step"),
+        (("schedule.average_every=4", *EARLY, "schedule.optimizer_tier=host"), "average_every"),
+        (("schedule.average_every=4", *EARLY, "schedule.sharding=2"), "leave sharding"),
+    ],
+)
+def test_what_cannot_be_averaged_so_is_refused_with_its_fix(
+    asked: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        case_of(load_job(EXAMPLE, (*asked, "checkpoint.every=0"))).choices  # noqa: B018
+    assert words in refused.value.fix, refused.value

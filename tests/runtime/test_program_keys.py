@@ -37,6 +37,10 @@ OTHER = {
     "schedule.memory_budget": '"1GB"',
     "schedule.passes": "[]",
     "schedule.average_every": "2",
+    "schedule.averages": '"early-start"',
+    "schedule.average_turns": "{ e = 0, 0 = 0, 1 = 0, 2 = 1, 3 = 1, h = 1 }",
+    "schedule.average_wire": '"bf16"',
+    "train.outer_learning_rate": "0.7",
     "train.clip_norm": "1.0",
     "train.overflow": '"unit"',
     "train.optimizer": '"lion"',
@@ -59,6 +63,12 @@ NEEDS = {
     "schedule.dtypes": ("schedule.dtype",),
     "schedule.error_feedback": ("schedule.gradient_wire",),
     "train.overflow": ("schedule.dtype",),
+    "schedule.averages": ("schedule.average_every",),
+    "schedule.average_turns": ("schedule.average_every", "schedule.averages"),
+    "schedule.average_wire": (
+        *("schedule.average_every", "schedule.averages", "train.outer_learning_rate"),
+    ),
+    "train.outer_learning_rate": ("schedule.average_every", "schedule.averages"),
 }
 """What a value needs that others have, in both jobs."""
 BEGUN = Setting(planned=True, data=2, files=("text.txt",))

@@ -101,7 +101,7 @@ def test_an_update_begins_with_the_mean_and_replicas_keep_their_own_step(tmp_pat
         last = [two.read_range(unit, own_kind("weights", k, 2), 0, size) for k in range(2)]
         mean = one.read_range(unit, "weights", 0, size)
         assert np.array_equal(mean, (first[0] + first[1]) / np.float32(2)), unit
-        assert not np.array_equal(first[0], first[1]) and not np.array_equal(*last)
+        assert not np.array_equal(first[0], first[1]) and not np.array_equal(last[0], last[1])
         moved = [after - mean for after in last]
         assert max(float(abs(each).max()) for each in moved) < 2 * 1e-2, "one AdamW step"
 

@@ -144,6 +144,7 @@ def _schedule(s: Starter) -> _Table:
             _Line("error_feedback", False, "send what rounding took from gradients a step later"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),
             _Line("averages", "early-start", '"local-sgd" or "dreamddp": see average_every'),
+            _Line("average_turns", {}, "each unit's step of a period; default: as costs least"),
             _Line("average_wire", "bf16", "of averages, with an outer step; default: fp32"),
             _Line("gradient_accumulation", "auto", '"local" or "sharded"'),
             _Line(
@@ -171,8 +172,8 @@ def _train(s: Starter) -> _Table:
             _Line("rate_schedule", "cosine", '"linear", "constant" or "wsd"'),
             _Line("final_rate", 0.1, "fraction of learning_rate at the last step"),
             _Line("decay_part", 0.2, '"wsd" only: fraction of the steps, the last, that decay'),
-            _Line("outer_learning_rate", 0.7, "of DiLoCo's outer step; needs early-start", True),
-            _Line("outer_momentum", 0.9, "of the same", True),
+            _Line("outer_learning_rate", 0.7, "of DiLoCo's outer step; needs early-start"),
+            _Line("outer_momentum", 0.9, "of the same"),
             _Line("clip_norm", 1.0, "global norm of the gradient; default: no clipping", True),
             _Line("weight_decay", 0.1, "of matrices only"),
             _Line("optimizer", "adamw", "or adamw-8bit, sgd, lion, adafactor, muon"),

@@ -73,6 +73,7 @@ def strategy_of(job: JobSpec) -> Strategy:
     require_collective(job.schedule.collective, file)
     if job.schedule.sharding is not None:
         chosen = replace(chosen, sharding=job.schedule.sharding)
+    _require_averages(job, file)
     early = job.schedule.averages_by_turns and job.schedule.averages == "early-start"
     if job.train.outer_learning_rate is not None and not early:
         raise SpecError(
@@ -94,6 +95,23 @@ def strategy_of(job: JobSpec) -> Strategy:
     if job.schedule.recover_heads is not None:
         chosen = replace(chosen, recovers_heads=job.schedule.recover_heads)
     return chosen
+
+
+def _require_averages(job: JobSpec, file: str) -> None:
+    """Refuses what is said of averages that a job does not make."""
+    schedule = job.schedule
+    if schedule.average_every is None and schedule.averages != "local-sgd":
+        raise SpecError(
+            f"replicas average nothing, whatever the order ({schedule.averages})",
+            place=f"{file} [schedule] averages",
+            fix="set average_every, the steps of a period, or leave averages out",
+        )
+    if schedule.average_turns and not schedule.averages_by_turns:
+        raise SpecError(
+            "all units are averaged at once, so none has a step of its own",
+            place=f"{file} [schedule] average_turns",
+            fix='leave it out, or set averages = "early-start" or "dreamddp"',
+        )
 
 
 def _require_units_alone(job: JobSpec, file: str) -> None:

@@ -506,16 +506,16 @@ def _unit_state(
         residual = Residual(kept, torch.zeros_like(kept) if setup.error_feedback == 2 else None)
     outer = None
     if setup.outer and is_own and layout.size:
-        read = (OUTER_WEIGHTS, OUTER_MOMENTUM)
-        kept_outer = [torch.zeros(padded, dtype=torch.float32, device=device) for _ in read]
-        for kind, into in zip(read, kept_outer, strict=True):
-            into[: layout.size] = source(name, kind, 0, layout.size).to(device)
-        outer = OuterStates(*kept_outer)
+
+        def read_outer(kind: str) -> Tensor:
+            values = torch.zeros(padded, dtype=torch.float32, device=device)
+            values[: layout.size] = source(name, kind, 0, layout.size).to(device)
+            return values
+
+        outer = OuterStates(read_outer(OUTER_WEIGHTS), read_outer(OUTER_MOMENTUM))
         if setup.narrow_averages:
-            unsent = torch.zeros(padded, dtype=torch.float32, device=device)
             kind = own_kind(OUTER_RESIDUAL, place, len(holders))
-            unsent[: layout.size] = source(name, kind, 0, layout.size).to(device)
-            outer.residual = Residual(unsent)
+            outer.residual = Residual(read_outer(kind))
     return UnitState(
         held_states,
         local,
