@@ -46,13 +46,14 @@ ONLY = {
     "devices": (*LOW, "kernels"),
     "engines": (*LOW, "plugins"),
     "storage": LOW,
+    "graph": (*LOW, "program", "simulate", "storage", "checkpoint"),
 }
 """Rooms beside the line: what each may import."""
 
 ABOVE_ALL = ("runtime", "report", "api", "cli")
 """The rooms of the line that may import those beside it too."""
 
-TORCH_ROOMS = ("runtime", "models", "devices")
+TORCH_ROOMS = ("runtime", "models", "devices", "graph")
 OPTIMIZERS = SOURCE / "describe" / "optimizers"
 TORCH_ADAPTERS = ("transport", "profile")
 """The rooms that may import torch too, lazily, inside a function."""
@@ -242,6 +243,12 @@ def test_a_job_is_planned_proved_simulated_and_reported_without_torch(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_graph_is_planned_without_torch() -> None:
+    code = "import sys, ratrain.graph, ratrain.graph.figures; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode() or "torch was imported"
 
 
 def test_a_run_is_launched_and_reported_without_torch() -> None:

@@ -53,6 +53,7 @@ VERBS: dict[str, str] = {
     "convert": "take over another planner's cluster, layer times and plan",
     "noc": "simulate a chip's mesh network and its collectives",
     "kernels": "tile programs of a chip: proved, run, timed, drawn",
+    "graph": "train a graph network on a graph beyond memory",
     "checkpoints": "list, verify and compare a run's checkpoints",
     "clean": "remove what killed runs left on a disk",
     "lab": "emulate a small, unequal cluster on this machine",

@@ -58,8 +58,8 @@ def partitioned(graph: Csr, parts: int, how: str, seed: int) -> tuple[Partition,
             fix='pip install "ratrain[graph]", or write partitioner = "own"',
         )
     if how != "own" and installed:
-        return _of_labels(_by_kaminpar(graph, parts, seed), parts), "kaminpar"
-    return _of_labels(_by_propagation(graph, parts, seed), parts), "own"
+        return of_labels(_by_kaminpar(graph, parts, seed), parts), "kaminpar"
+    return of_labels(_by_propagation(graph, parts, seed), parts), "own"
 
 
 def expansion(graph: Csr, partition: Partition) -> float:
@@ -71,7 +71,8 @@ def expansion(graph: Csr, partition: Partition) -> float:
     return len(np.unique(np.concatenate([needs, own]))) / graph.nodes
 
 
-def _of_labels(labels: Ints, parts: int) -> Partition:
+def of_labels(labels: Ints, parts: int) -> Partition:
+    """The partition of nodes by the number of theirs."""
     counts = np.bincount(labels, minlength=parts)
     bounds = np.concatenate([[0], np.cumsum(counts)])
     return Partition(np.argsort(labels, kind="stable"), bounds)

@@ -30,8 +30,8 @@ from ratrain.graph.spec import GraphFile, MemoryKeys
 from ratrain.graph.trace import Shape
 from ratrain.graph.units import Unit, units_of
 
-PROCESS_BYTES = 420_000_000
-"""Of Python with torch, before anything of a graph: measured 380 MB on Linux, x86, CPU build."""
+PROCESS_BYTES = 270_000_000
+"""Of Python with torch, before anything of a graph: measured 240 MB on Linux, x86, CPU build."""
 ROW_BYTES = 40
 """Of a node: its label, its place in the order, whether it is learned, working space."""
 EMPTY = Csr(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
@@ -138,7 +138,7 @@ def lay_out(spec: GraphFile, folder: Path, *, whole: bool = False) -> Laid:
         spec.memory.parts or _parts(spec.memory, units, data, element_bytes), data.graph.nodes
     )
     partition, how = partitioned(data.graph, parts, spec.memory.partitioner, spec.graph.seed)
-    laid = _cut(spec, data, units, partition, how, element_bytes)
+    laid = cut(spec, data, partition, how)
     return laid if whole else replace(laid, data=replace(data, graph=EMPTY))
 
 
@@ -153,14 +153,10 @@ def _parts(memory: MemoryKeys, units: tuple[Unit, ...], data: GraphData, element
     return 1 << min(max(parts - 1, 0).bit_length(), MOST_PARTS.bit_length() - 1)
 
 
-def _cut(
-    spec: GraphFile,
-    data: GraphData,
-    units: tuple[Unit, ...],
-    partition: Partition,
-    how: str,
-    element_bytes: int,
-) -> Laid:
+def cut(spec: GraphFile, data: GraphData, partition: Partition, how: str) -> Laid:
+    """A graph cut by a partition."""
+    units = units_of(spec.model, data.features.width, data.classes)
+    element_bytes = np.dtype(spec.train.precision).itemsize
     graph: Csr = renumbered(data.graph, partition.new_of_old)
     matrix = aggregation(graph, spec.model.kind, spec.train.precision)
     forward = blocks_of(matrix, partition.bounds)

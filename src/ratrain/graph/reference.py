@@ -13,6 +13,8 @@ from ratrain.graph.network import SLOPE, Parameters
 from ratrain.graph.read import GraphData
 from ratrain.graph.units import Unit
 
+TINY = 1e-3
+
 
 class InMemory:
     """A network over a whole graph, its nodes in their own order."""
@@ -107,12 +109,12 @@ def _sparse(matrix: Matrix) -> torch.Tensor:
 
 
 def largest_error(got: Parameters, wanted: Parameters) -> float:
-    """The largest difference of a parameter's gradient, over the largest entry of it."""
-    errors: list[float] = [0.0]
+    """The largest difference of a parameter's gradient over the largest entry of it; of one that is
+    nothing but rounding (`TINY`), over that much of the network's largest."""
+    pairs: list[tuple[float, float]] = []
     for name, parameter in wanted.items():
-        assert parameter.grad is not None
-        other = got[name].grad
-        assert other is not None
-        scale = float(parameter.grad.abs().max()) or 1.0
-        errors.append(float((other - parameter.grad).abs().max()) / scale)
-    return max(errors)
+        gradient, other = parameter.grad, got[name].grad
+        assert gradient is not None and other is not None
+        pairs.append((float((other - gradient).abs().max()), float(gradient.abs().max())))
+    least = TINY * max(scale for _, scale in pairs) or 1.0
+    return max(error / max(scale, least) for error, scale in pairs)

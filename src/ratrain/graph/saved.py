@@ -8,12 +8,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ratrain.checkpoint.disk import told
 from ratrain.errors import CannotResume
+from ratrain.graph.network import Parameters
+from ratrain.graph.optimize import Optimizer
 from ratrain.readers.files import read_bytes
 
 MOST_BYTES = 1 << 36
@@ -29,34 +30,18 @@ class Saved:
     about: str
 
 
-def state_of(
-    parameters: dict[str, torch.Tensor], optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
+def state_of(parameters: Parameters, optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """Parameters and the optimizer's states, by name."""
     tensors = {f"parameter.{name}": value.detach() for name, value in parameters.items()}
-    for name, parameter in parameters.items():
-        state: dict[str, Any] = optimizer.state.get(parameter, {})
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"optimizer.{name}.{key}"] = value.detach()
-    return tensors
+    return tensors | {f"optimizer.{name}": value for name, value in optimizer.states.items()}
 
 
-def restore(
-    tensors: dict[str, torch.Tensor],
-    parameters: dict[str, torch.Tensor],
-    optimizer: torch.optim.Optimizer,
-) -> None:
+def restore(saved: Saved, parameters: Parameters, optimizer: Optimizer) -> None:
     """Puts them back."""
-    for name, parameter in parameters.items():
-        with torch.no_grad():
-            parameter.copy_(tensors[f"parameter.{name}"])
-        start = f"optimizer.{name}."
-        state = {
-            key[len(start) :]: v.clone() for key, v in tensors.items() if key.startswith(start)
-        }
-        if state:
-            optimizer.state[parameter] = state
+    with torch.no_grad():
+        for name, held in state_of(parameters, optimizer).items():
+            held.copy_(saved.tensors[name])
+    optimizer.steps = saved.epoch
 
 
 def save(folder: Path, saved: Saved, keep: int) -> Path:

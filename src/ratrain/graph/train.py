@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +18,10 @@ import torch
 from ratrain.errors import StorageError
 from ratrain.graph.execute import Executor, Lanes, key_of
 from ratrain.graph.network import Network, Parameters, Tally, parameters_of
+from ratrain.graph.optimize import Optimizer
 from ratrain.graph.plan import Plan
 from ratrain.graph.saved import Saved, latest, restore, save, state_of
-from ratrain.graph.spec import GraphFile, TrainKeys
+from ratrain.graph.spec import GraphFile
 from ratrain.graph.trace import ACTIVATION, Datum
 from ratrain.storage import TierStore
 from ratrain.timeline.timeline import Timeline
@@ -64,7 +64,7 @@ class Training:
             laid.partition.bounds.tolist(),
         )
         self.executor = Executor(plan.columns, self.network, store, dtype)
-        self.optimizer = _optimizer(spec.train, self.parameters)
+        self.optimizer = Optimizer(spec.train, self.parameters)
         self.epochs = 0
 
     def store_features(self, progress: Progress | None = None) -> None:
@@ -135,18 +135,12 @@ class Training:
         """Takes up the latest checkpoint; the epochs that it has behind it."""
         saved = latest(folder / CHECKPOINTS, self._about)
         if saved is not None:
-            restore(saved.tensors, self.parameters, self.optimizer)
+            restore(saved, self.parameters, self.optimizer)
             self.epochs = saved.epoch
         return self.epochs
 
 
 _MAY_CHANGE = ("epochs", "keep", "checkpoint_every")
-
-
-def _optimizer(train: TrainKeys, parameters: Parameters) -> torch.optim.Optimizer:
-    kinds: dict[str, Any] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    values = list(parameters.values())
-    return kinds[train.optimizer](values, lr=train.learning_rate, weight_decay=train.weight_decay)
 
 
 def _measured(tally: Tally, lanes: Lanes, time_s: float, read: int, written: int) -> Epoch:
