@@ -50,7 +50,7 @@ def save(folder: Path, saved: Saved, keep: int) -> Path:
 
     data = as_bytes(
         {name: value.contiguous() for name, value in saved.tensors.items()},
-        {"epoch": str(saved.epoch), "about": saved.about},
+        {"about": saved.about},  # one key: the library writes several in any order
     )
     digest = hashlib.sha256(data).hexdigest()[:16]
     path = folder / f"epoch-{saved.epoch:09}-{digest}.safetensors"
