@@ -4,7 +4,7 @@
 RATRAIN = .venv/bin/ratrain
 SOURCES = pyproject.toml setup.py requirements.lock scripts/setup.sh scripts/install.py scripts/import_once.py \
     $(shell find src -name '*.c' -o -name '*.h')
-COMPILED = requirements-test.lock $(shell grep -oE 'src/[a-z/_]+\.py' pyproject.toml)
+COMPILED = $(shell grep -oE 'src/[a-z/_]+\.py' pyproject.toml)
 
 run: .venv/ready
 	@./scripts/quickstart.sh
@@ -14,10 +14,10 @@ reproduce: .venv/ready
 	$(RATRAIN) simulate examples/small.toml --picture
 
 # The quick tests on two processors: files are handed out whole, since their tests share what they made.
-test: lint
+test: checked-and-built
 	.venv/bin/pytest -n 2 --dist loadfile -m "not slow"
 
-test-all: lint
+test-all: checked-and-built
 	.venv/bin/pytest -n 2 --dist loadfile
 
 # Every case of the matrices, of which .ci/run draws a share. Then jobs drawn at random on real
@@ -36,7 +36,12 @@ docs: .venv/ready-for-docs
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs --quiet build --strict
 	@echo "built build/site/index.html"
 
-lint: .venv/ready-to-test
+# Types are checked while the transport is compiled: each takes a minute of one processor.
+.PHONY: checked-and-built
+checked-and-built: .venv/ready-to-lint
+	@$(MAKE) --no-print-directory -j2 lint .venv/ready-to-test
+
+lint: .venv/ready-to-lint
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
@@ -44,7 +49,10 @@ lint: .venv/ready-to-test
 .venv/ready: $(SOURCES)
 	@./scripts/setup.sh
 
-.venv/ready-to-test: .venv/ready $(COMPILED)
+.venv/ready-to-lint: .venv/ready requirements-test.lock
+	@./scripts/setup.sh lint
+
+.venv/ready-to-test: .venv/ready-to-lint $(COMPILED)
 	@./scripts/setup.sh test
 
 .venv/ready-for-docs: .venv/ready requirements-docs.lock

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from browser import browser
 
-from ratrain.cli.jobs import case_of_file
+from ratrain.cli.terminal.jobs import case_of_file
 from ratrain.describe.units import format_time
 from ratrain.plan import Case
 from ratrain.report.contents import TimelinePanel

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv on a fresh Debian or Ubuntu machine. Safe to run again: what is there stays.
 #   scripts/setup.sh         what running needs
-#   scripts/setup.sh test    and what tests need, after the above
+#   scripts/setup.sh lint    and the packages that checks and tests need, after the above
+#   scripts/setup.sh test    and what tests need compiled, after these two
 #   scripts/setup.sh docs    and what builds the manual as a site
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -48,9 +49,13 @@ set_up_to_run() {
     say "Ready to run after $((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))"
 }
 
-set_up_to_test() {
+set_up_to_lint() {
     say "Installing what tests need ($(wc -l <requirements-test.lock) packages):"
     .venv/bin/python scripts/install.py requirements-test.lock
+    touch .venv/ready-to-lint
+}
+
+set_up_to_test() {
     say "Compiling the transport with mypyc (about a minute)"
     .venv/bin/python setup.py --quiet build_ext --inplace >.venv/build.log 2>&1 || {
         cat .venv/build.log >&2
@@ -68,6 +73,7 @@ set_up_for_docs() {
 }
 
 case "${1:-run}" in
+lint) set_up_to_lint ;;
 test) set_up_to_test ;;
 docs) set_up_for_docs ;;
 *) set_up_to_run ;;

@@ -1,12 +1,13 @@
-"""Of tests with many cases a share, drawn by the commit: what `.ci/run` runs of the slow ones.
+"""A share of the slow tests, drawn by the commit: what `.ci/run` runs of them.
 
 A test marked `matrix` says one thing of many combinations (schedules, layouts, dtypes):
-`--share 10` runs a tenth of its cases. Of another slow test with at least `MANY` cases (pages of
-the manual, verbs in a terminal) it runs a third. Shares are rounded up, so every test runs in every
-draw. Which cases, the commit's hash decides: the same commit draws the same on every machine, the
-next one draws anew. Chance leaves gaps: in ten landings a case of a large matrix is drawn at least
-once with probability 1 - (9/10)^10 = 65 %, in twenty with 88 %; one of a third in ten with 98 %.
-`make soak` runs all matrices. Without `--share`, and without a commit, all cases run.
+`--share 10` runs a tenth of its cases, rounded up, so every such test runs in every draw. Of all
+other slow tests' cases together it runs a third; quick tests all run. Which cases, the commit's
+hash decides: the same commit draws the same on every machine, the next one draws anew. Chance
+leaves gaps: in ten landings a case of a large matrix is drawn at least once with probability
+1 - (9/10)^10 = 65 %, in twenty with 88 %; another slow test in ten with 98 %, in twenty with
+99.97 %. `make soak` runs all matrices, `make test-all` everything. Without `--share`, and without
+a commit, all cases run.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NOT_DRAWN = "cases_not_drawn"
-MANY, ONE_IN = 3, 3
-"""Of a slow test that is no matrix and has so many cases, one in so many runs."""
+ONE_IN = 3
+"""Of the slow tests that are no matrices, one in so many runs."""
 LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -61,23 +62,22 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if draw is None:
         return "matrices: all cases, since no commit is here that could draw a share of them"
     return (
-        f"one in {share} cases of each matrix, one in {min(share, ONE_IN)} of other slow tests "
-        f"with {MANY} or more, drawn by {draw[:12]}"
+        f"one in {share} cases of each matrix, one in {min(share, ONE_IN)} of the other slow "
+        f"tests, drawn by {draw[:12]}"
     )
 
 
 def drawn(cases: list[str], share: int, draw: str) -> set[str]:
-    """One in `share` of a matrix's cases, rounded up: those that hash lowest with the commit."""
+    """One in `share` of some cases, rounded up: those that hash lowest with the commit."""
     by_lot = sorted(cases, key=lambda case: sha256(f"{draw} {case}".encode()).digest())
     return set(by_lot[: -(-len(cases) // share)])
 
 
-def share_of(cases: list[pytest.Item], share: int) -> int:
-    """One in how many of a test's cases is to run."""
-    if cases[0].get_closest_marker("matrix"):
-        return share
-    is_slow = all(case.get_closest_marker("slow") for case in cases)
-    return min(share, ONE_IN) if is_slow and len(cases) >= MANY else 1
+def lot_of(item: pytest.Item, share: int) -> tuple[str, int]:
+    """The cases that a case is drawn among, and one in how many of them is to run."""
+    if item.get_closest_marker("matrix"):
+        return item.nodeid.partition("[")[0], share
+    return ("other slow tests", min(share, ONE_IN)) if item.get_closest_marker("slow") else ("", 1)
 
 
 @pytest.hookimpl(trylast=True)  # of those that `-m` leaves
@@ -87,14 +87,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     draw: str | None = config.option.draw
     if share == 1 or draw is None:
         return
-    tests: dict[str, list[pytest.Item]] = {}
+    lots: dict[tuple[str, int], list[str]] = {}
     for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = {
-        case
-        for cases in tests.values()
-        for case in drawn([item.nodeid for item in cases], share_of(cases, share), draw)
-    }
+        lots.setdefault(lot_of(item, share), []).append(item.nodeid)
+    kept = {case for (_, one_in), cases in lots.items() for case in drawn(cases, one_in, draw)}
     left_out = [item for item in items if item.nodeid not in kept]
     config.stash[LEFT_OUT] = len(left_out)
     gone = {id(item) for item in left_out}

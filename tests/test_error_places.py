@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.cli.mistakes import as_error
+from ratrain.cli.terminal.mistakes import as_error
 from ratrain.errors import ProgramError
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"

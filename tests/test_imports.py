@@ -175,7 +175,7 @@ def test_every_room_has_a_place() -> None:
 @pytest.mark.parametrize("folder", RUNTIME)
 def test_a_step_knows_nothing_of_ranks_nor_a_rank_of_runs(folder: str) -> None:
     above = RUNTIME[RUNTIME.index(folder) + 1 :]
-    for path in sorted((SOURCE / "runtime" / folder).glob("*.py")):
+    for path in sorted((SOURCE / "runtime" / folder).rglob("*.py")):
         for module, line, _ in imports(path):
             parts = module.split(".")
             if parts[:2] == ["ratrain", "runtime"]:

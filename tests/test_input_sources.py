@@ -10,7 +10,7 @@ import click
 import pytest
 
 from ratrain.cli.main import ratrain
-from ratrain.cli.options import FilePath
+from ratrain.cli.terminal.options import FilePath
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 PARSERS = {

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ratrain.models import gpu_attention as ours
+from ratrain.models.gpu import attention as ours
 
 SHAPES = ((4, 12, 12, 2048, 128), (4, 16, 4, 2048, 64), (2, 32, 8, 4096, 128))
 CUTS = [

@@ -13,8 +13,8 @@ import time
 
 import torch
 
-from ratrain.models.attention import FLASH, PLAIN, AttentionCore
-from ratrain.models.stored_attention import REMADE, STORED
+from ratrain.models.functions.attention import FLASH, PLAIN, AttentionCore
+from ratrain.models.functions.stored_attention import REMADE, STORED
 
 CORES = {"flash": FLASH, "stored": STORED, "selective": REMADE}
 WIDTH, REPEATS = 64, 9

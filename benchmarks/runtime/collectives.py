@@ -45,11 +45,11 @@ def rank(folder: Path, by: str, hosts: tuple[int, ...], size_bytes: int) -> Figu
 
     from ratrain.program.kind import Lane
     from ratrain.runtime.environment import launch_of
-    from ratrain.runtime.rank.networks import connected
-    from ratrain.runtime.rank.rendezvous import join
+    from ratrain.runtime.rank.joining.networks import connected
+    from ratrain.runtime.rank.joining.rendezvous import join
     from ratrain.runtime.seats import Seats
-    from ratrain.runtime.step.links import Routes
-    from ratrain.runtime.step.socket_network import SocketNetwork
+    from ratrain.runtime.step.network.links import Routes
+    from ratrain.runtime.step.network.socket_network import SocketNetwork
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)

@@ -65,11 +65,11 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
     import torch
 
     from ratrain.runtime.environment import launch_of
-    from ratrain.runtime.rank.networks import connected
-    from ratrain.runtime.rank.rendezvous import join
+    from ratrain.runtime.rank.joining.networks import connected
+    from ratrain.runtime.rank.joining.rendezvous import join
     from ratrain.runtime.seats import Seats
-    from ratrain.runtime.step import connection
-    from ratrain.runtime.step.links import Routes
+    from ratrain.runtime.step.network import connection
+    from ratrain.runtime.step.network.links import Routes
 
     def chosen(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())

@@ -26,8 +26,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from ratrain.runtime.rank.control import Control, RankReport
-from ratrain.runtime.step.broadcast import Broadcast, By, combined
-from ratrain.runtime.step.connection import Connection
+from ratrain.runtime.step.network.broadcast import Broadcast, By, combined
+from ratrain.runtime.step.network.connection import Connection
 
 PATIENCE_S = 120.0
 STEPS = 5

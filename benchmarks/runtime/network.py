@@ -44,10 +44,10 @@ def rank(folder: Path, kind: str) -> Figures:
 
     from ratrain.program.kind import Lane
     from ratrain.runtime.environment import launch_of
-    from ratrain.runtime.rank.networks import connected
-    from ratrain.runtime.rank.rendezvous import join
+    from ratrain.runtime.rank.joining.networks import connected
+    from ratrain.runtime.rank.joining.rendezvous import join
     from ratrain.runtime.seats import Seats
-    from ratrain.runtime.step.links import Routes
+    from ratrain.runtime.step.network.links import Routes
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)

@@ -23,19 +23,19 @@ from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
-from ratrain.runtime.rank.connections import connect_all
-from ratrain.runtime.rank.rendezvous import Rendezvous
+from ratrain.runtime.rank.joining.connections import connect_all
+from ratrain.runtime.rank.joining.rendezvous import Rendezvous
 from ratrain.runtime.seats import Holders, Seat, Seats
-from ratrain.runtime.step.broadcast import By, broadcasts_of, combined, exchanged
-from ratrain.runtime.step.cells import cells_with, gathers_from, parts_of_group, peers_at
-from ratrain.runtime.step.collective import Swap as PlacesSwap
-from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
-from ratrain.runtime.step.links import Links, Routes, message_channel, word_needs
-from ratrain.runtime.step.network import Copy
-from ratrain.runtime.step.sums import PIECE_BYTES, PIECES_AHEAD, add_up, pieces
-from ratrain.runtime.step.tensor_peers import Swap, TensorPeers
-from ratrain.runtime.step.unlike_collective import gather_unlike_by
-from ratrain.runtime.step.unlike_views import UnlikeView, rounded_elements
+from ratrain.runtime.step.exchange.cells import cells_with, gathers_from, parts_of_group, peers_at
+from ratrain.runtime.step.exchange.collective import Swap as PlacesSwap
+from ratrain.runtime.step.exchange.collective import Tensors, gather_by, reduce_by
+from ratrain.runtime.step.exchange.sums import PIECE_BYTES, PIECES_AHEAD, add_up, pieces
+from ratrain.runtime.step.exchange.tensor_peers import Swap, TensorPeers
+from ratrain.runtime.step.exchange.unlike_collective import gather_unlike_by
+from ratrain.runtime.step.exchange.unlike_views import UnlikeView, rounded_elements
+from ratrain.runtime.step.network.broadcast import By, broadcasts_of, combined, exchanged
+from ratrain.runtime.step.network.links import Links, Routes, message_channel, word_needs
+from ratrain.runtime.step.network.network import Copy
 
 T = TypeVar("T")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
@@ -12,6 +13,7 @@ from ratrain.describe.cluster import ClusterSpec, Device, HostKind, Link
 from ratrain.describe.presets import cluster_preset
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
+from ratrain.plan.layout.jobs import load_job
 
 LAB = cluster_preset("cpu-lab")
 LINK = next(iter(LAB.links.values()))
@@ -81,3 +83,25 @@ def test_a_host_that_is_not_there_is_named_with_those_that_are() -> None:
     assert "oak-1" in refused.value.fix or "oak-2" in refused.value.fix
     with pytest.raises(SpecError, match="no host is left"):
         cluster.without(("oak-1", "oak-2"))
+
+
+@pytest.mark.parametrize(("asked", "left"), [(4, 3), (3, 3), (2, 2)])
+def test_a_job_without_a_host_takes_as_many_devices_as_are_left(
+    tmp_path: Path, asked: int, left: int
+) -> None:
+    job = tmp_path / "job.toml"
+    clusters = Path(__file__).parents[2] / "examples" / "clusters"
+    job.write_text(f'''
+[model]
+name = "tiny-llama"
+sequence_length = 64
+[cluster]
+name = "{clusters / "two-sites-lab.toml"}"
+devices = {asked}
+without = ["here-2"]
+[batch]
+sequences = 4
+[schedule]
+dtype = "fp32"
+''')
+    assert load_job(job).cluster.devices == left

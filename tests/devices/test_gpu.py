@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from ratrain.devices import gpus_here
-from ratrain.models import activation, kernels, norm, positions
+from ratrain.models import kernels
+from ratrain.models.functions import activation, norm, positions
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [

@@ -368,16 +368,24 @@ def preload() -> None:
 
     from ratrain.cli.main import VERBS
 
-    for verb in VERBS:
-        importlib.import_module(f"ratrain.cli.{verb}")
+    for verb, folder in VERBS.items():
+        importlib.import_module(f"ratrain.cli.{folder}.{verb}")
     for module in (
-        *("ratrain.runtime.run.report", "ratrain.runtime.run.difference", "ratrain.models.sample"),
+        *(
+            "ratrain.runtime.run.reports.report",
+            "ratrain.runtime.run.reports.difference",
+            "ratrain.models.sample",
+        ),
         *(
             "ratrain.runtime.run.prepare",
             "ratrain.runtime.run.session",
             "ratrain.plan.words.explain",
         ),
-        *("ratrain.runtime.run.export", "ratrain.validate.report", "ratrain.runtime.run.run_pair"),
+        *(
+            "ratrain.runtime.run.export",
+            "ratrain.validate.report",
+            "ratrain.runtime.run.reports.run_pair",
+        ),
         *("ratrain.transport.uses.netcheck", "ratrain.chip.noc.collectives", "pyarrow.parquet"),
         *(
             "tokenizers",

@@ -32,6 +32,7 @@ UNEQUAL = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
 SAVED = "checkpoints/step-00000004"
 HELD_OUT = ["--set", 'data.validation=["held-out.txt"]', "--set", "train.validate_every=2"]
 Words = list[str]
+TWO_SITES = Path(__file__).parents[2] / "examples" / "clusters" / "two-sites-lab.toml"
 
 QUICK: dict[str, list[Words]] = {
     "error": [["simulate", "nothing.toml"], ["simulat"], ["plan"]],
@@ -114,6 +115,13 @@ SLOW: dict[str, list[Words]] = {
 LAB: dict[str, list[Words]] = {
     "lab check": [["lab", "check", "lab-mixed", "--devices", "2"]],
     "lab run": [["lab", "run", "lab-mixed", "--devices", "2", "--", "true"]],
+    "lab chaos": [
+        [
+            *("lab", "chaos", "job.toml", "--faults", "kill", "--every", "1"),
+            *("--set", f"cluster.name={TWO_SITES}", "--set", "cluster.devices=4"),
+            *("--set", "layout.pipeline=1", "--set", "layout.data=4", "--set", "train.steps=60"),
+        ]
+    ],
     "lab clean": [["lab", "clean"]],
 }
 APART = ("net serve", "profile", "rank")

@@ -19,11 +19,11 @@ from torch.nn import functional
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.tuning import LoraSpec, Tuning
 from ratrain.models.division import Division
+from ratrain.models.functions.rows import summed
 from ratrain.models.huggingface import read_range
+from ratrain.models.huggingface.peft import WEIGHTS, write_adapters
 from ratrain.models.initialise import initial_range
 from ratrain.models.merged import merged
-from ratrain.models.peft_folder import WEIGHTS, write_adapters
-from ratrain.models.rows import summed
 from ratrain.models.sample import next_logits
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.tensor_group import TensorGroup

@@ -19,9 +19,9 @@ from ratrain.cost.activations import layer_activation_bytes
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.division import Division, check_divides
+from ratrain.models.functions.rows import spread, summed
 from ratrain.models.huggingface import read_range, write_model
 from ratrain.models.initialise import initial_range
-from ratrain.models.rows import spread, summed
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.units import MicroBatch, unit_of
 from ratrain.models.weights import Weights

@@ -14,7 +14,8 @@ triton: Any = pytest.importorskip("triton")
 if not triton.knobs.runtime.interpret:  # tests/conftest.py
     pytest.skip("Triton compiles for the GPU that is here", allow_module_level=True)
 
-from ratrain.models import gpu_attention, gpu_kernels  # noqa: E402
+from ratrain.models.gpu import attention as gpu_attention  # noqa: E402
+from ratrain.models.gpu import kernels as gpu_kernels  # noqa: E402
 
 
 def drawn(*shape: int) -> Tensor:

@@ -28,9 +28,9 @@ from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.huggingface import check_weights, read_range, write_model
-from ratrain.models.huggingface_config import CONFIG
-from ratrain.models.huggingface_names import FileNames
-from ratrain.models.huggingface_reader import INDEX, SINGLE
+from ratrain.models.huggingface.config import CONFIG
+from ratrain.models.huggingface.names import FileNames
+from ratrain.models.huggingface.reader import INDEX, SINGLE
 from ratrain.models.sample import next_logits
 from ratrain.models.shapes import unit_layout, unit_names
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ratrain.models import kernels
-from ratrain.models.norm import rms_norm, rms_norm_gradients
-from ratrain.models.positions import Rotary, rotary_table, rotate_
+from ratrain.models.functions.norm import rms_norm, rms_norm_gradients
+from ratrain.models.functions.positions import Rotary, rotary_table, rotate_
 from ratrain.models.shapes import unit_names
 
 EPSILON = 1e-5

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ratrain.cost.activations import layer_activation_bytes, probabilities_bytes
 from ratrain.describe.model import ModelSpec
-from ratrain.models.attention import AttentionCore
-from ratrain.models.stored_attention import REMADE, STORED
+from ratrain.models.functions.attention import AttentionCore
+from ratrain.models.functions.stored_attention import REMADE, STORED
 from ratrain.models.units import unit_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

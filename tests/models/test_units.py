@@ -19,17 +19,17 @@ from ratrain.cost.blocks import blocks, total_params
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import model_names, model_preset
 from ratrain.errors import SpecError
-from ratrain.models import linear
-from ratrain.models.attention import (
+from ratrain.models.functions import linear
+from ratrain.models.functions.attention import (
     Scores,
     attention,
     attention_gradients,
     composed_attention,
     recomputed_gradients,
 )
+from ratrain.models.functions.positions import alibi_row, alibi_slopes
+from ratrain.models.functions.rows import Rows
 from ratrain.models.parameters import ALIGN
-from ratrain.models.positions import alibi_row, alibi_slopes
-from ratrain.models.rows import Rows
 from ratrain.models.sample import next_logits
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.trainable import trains

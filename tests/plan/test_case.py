@@ -28,8 +28,8 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
-from ratrain.program.family_groups import takes
 from ratrain.program.strategies import PASSES, STRATEGIES
+from ratrain.program.text.family_groups import takes
 from ratrain.program.verify import Rule, verify
 from ratrain.simulate.simulate import simulate
 

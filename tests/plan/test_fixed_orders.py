@@ -20,8 +20,8 @@ from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.board import Board
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.program.actions import Action
-from ratrain.program.csv import write_csv
 from ratrain.program.kind import Lane
+from ratrain.program.pipelining.csv import write_csv
 from ratrain.program.program import Program
 from ratrain.simulate.simulate import simulate
 

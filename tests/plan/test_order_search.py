@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from registered import declared_inside
 
 from ratrain.cli.main import main
-from ratrain.cli.schedules import command
+from ratrain.cli.programs.schedules import command
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import ProgramError, SpecError

@@ -23,8 +23,8 @@ from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.of_plan import compare_orders
 from ratrain.plan.orders.seeds import order_of, policies
 from ratrain.program.kind import Lane
-from ratrain.program.order_csv import read_orders
 from ratrain.program.skeletons import SKELETONS
+from ratrain.program.text.order_csv import read_orders
 from ratrain.simulate.long import simulate_proved
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ratrain.cli.schedules import command
+from ratrain.cli.programs.schedules import command
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders import schedules

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ratrain.cli.profile import command
+from ratrain.cli.measuring.profile import command
 from ratrain.cost.measured import measured as measured_time
 from ratrain.describe.layer_profile import LayerProfile, MeasuredTime, shape_of
 from ratrain.describe.presets import load_cluster, model_preset

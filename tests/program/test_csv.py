@@ -15,7 +15,7 @@ from made import LAYER, Case, cases, replica, small
 
 from ratrain.errors import ProgramError
 from ratrain.program.actions import Kind, Lane
-from ratrain.program.csv import program_of_csv, read_csv, write_csv
+from ratrain.program.pipelining.csv import program_of_csv, read_csv, write_csv
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.verify import verify

@@ -12,13 +12,13 @@ from made import Case, cases, replica, small
 from ratrain.errors import ProgramError
 from ratrain.program.binding import READ, WRITE
 from ratrain.program.families import FAMILIES
-from ratrain.program.family_groups import grouped, takes
 from ratrain.program.kind import Kind
 from ratrain.program.passes.feedback import feed_errors_back
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
+from ratrain.program.text.family_groups import grouped, takes
 from ratrain.program.verify import verify
 
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,10 +13,10 @@ from made import Case, cases, replica, small
 from rich.console import Console
 
 from ratrain.program.actions import Kind, Lane
-from ratrain.program.grid import draw, draw_rich, unit_clock
 from ratrain.program.program import Program
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
+from ratrain.program.text.grid import draw, draw_rich, unit_clock
 from ratrain.program.verify import Rule, verify
 
 GOLDEN = Path(__file__).parent / "golden"

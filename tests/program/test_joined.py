@@ -14,9 +14,8 @@ from made import LAYER, layers_of
 from ratrain.errors import ProgramError
 from ratrain.program import repeating
 from ratrain.program.binding import WRITE
-from ratrain.program.csv import write_csv
-from ratrain.program.grid import draw
 from ratrain.program.kind import Kind, Lane, kinds
+from ratrain.program.pipelining.csv import write_csv
 from ratrain.program.program import Program
 from ratrain.program.repeating import shortest
 from ratrain.program.replicas import Member, Replica, Stage, Unit, stage
@@ -24,6 +23,7 @@ from ratrain.program.settled import proved
 from ratrain.program.setup import Setup
 from ratrain.program.skeletons import build, joining_skeletons
 from ratrain.program.strategies import STRATEGIES, Choices, apply_strategy, strategy
+from ratrain.program.text.grid import draw
 from ratrain.program.text.read import read_text
 from ratrain.program.text.write import write_text
 from ratrain.program.verify import Rule, verify

@@ -14,8 +14,8 @@ from pipelining_files import AS_LATE_AS_NEEDED, SWAPPED, cells, text_of
 from torch_schedules import LOOPED, TORCH, V_SHAPED, lowered
 
 from ratrain.errors import ProgramError
-from ratrain.program.csv import write_csv
 from ratrain.program.pipelining.check import Check, check
+from ratrain.program.pipelining.csv import write_csv
 from ratrain.program.pipelining.findings import Wrong
 from ratrain.program.pipelining.queues import Queueing
 from ratrain.program.pipelining.reading import read_schedule

@@ -12,8 +12,8 @@ from made import Case, cases, replica, small
 
 from ratrain.errors import ProgramError
 from ratrain.program.actions import NONE, Action, Kind, Lane
-from ratrain.program.csv import write_csv
 from ratrain.program.passes.tied import tie_embeddings
+from ratrain.program.pipelining.csv import write_csv
 from ratrain.program.program import Program
 from ratrain.program.replicas import Replica, Unit, stage
 from ratrain.program.setup import Accumulation, Setup

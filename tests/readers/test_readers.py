@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ratrain.describe import units
 from ratrain.errors import RatrainError, SpecError, tidy
-from ratrain.program.csv import read_csv
+from ratrain.program.pipelining.csv import read_csv
 from ratrain.program.text import read_text as read_program
 from ratrain.readers.csv import csv_table
 from ratrain.readers.faults import Faults

@@ -16,7 +16,7 @@ from typing import Any
 from ratrain.program.kind import Lane
 from ratrain.runtime.run.facts import begin_attempt
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, write_run
-from ratrain.runtime.run.report import write_report
+from ratrain.runtime.run.reports.report import write_report
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.simulate.costs import Costs, Work
 from ratrain.simulate.simulate import Simulation, simulate, timeline_of

@@ -18,7 +18,7 @@ from simulated_runs import SLOWER, Size, simulated_run
 
 from ratrain.checkpoint.best import Best, write_best
 from ratrain.checkpoint.folder import step_name
-from ratrain.cli.jobs import case_of_file
+from ratrain.cli.terminal.jobs import case_of_file
 from ratrain.errors import SpecError
 from ratrain.plan import NEAR
 from ratrain.plan.layout.jobs import load_job_to_plan

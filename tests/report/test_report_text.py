@@ -7,9 +7,9 @@ from typing import Any
 
 from simulated_runs import Size, simulated_run
 
-from ratrain.runtime.run.kind_names import kind_names
-from ratrain.runtime.run.report import report_of
-from ratrain.runtime.run.report_text import report_text
+from ratrain.runtime.run.reports.kind_names import kind_names
+from ratrain.runtime.run.reports.report import report_of
+from ratrain.runtime.run.reports.report_text import report_text
 
 
 def reported(folder: Path, size: Size, *, done: int | None = None) -> dict[str, Any]:

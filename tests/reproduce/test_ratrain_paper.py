@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ratrain.cli.reproduce import command
+from ratrain.cli.measuring.reproduce import command
 from ratrain.reproduce.published import MAIN, SCALE_OUT, SMALLEST
 from ratrain.reproduce.ratrain_paper import SECTIONS, Row
 

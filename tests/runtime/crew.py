@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from ratrain.runtime.environment import Launch
-from ratrain.runtime.rank.networks import connected
-from ratrain.runtime.rank.rendezvous import Rendezvous, join
+from ratrain.runtime.rank.joining.networks import connected
+from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join
 from ratrain.runtime.seats import Seat, Seats
-from ratrain.runtime.step.links import Routes
-from ratrain.runtime.step.network import Network
-from ratrain.runtime.step.staged_network import StagedNetwork, Staging
+from ratrain.runtime.step.network.links import Routes
+from ratrain.runtime.step.network.network import Network
+from ratrain.runtime.step.network.staged_network import StagedNetwork, Staging
 
 Work = Callable[..., Any]
 """What a rank is asked to do: called with (rank, world size, what the asker gave)."""

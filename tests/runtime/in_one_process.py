@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.connection import Connection
-from ratrain.runtime.step.links import Need, Routes, all_needs
-from ratrain.runtime.step.socket_network import SocketNetwork
+from ratrain.runtime.step.network.connection import Connection
+from ratrain.runtime.step.network.links import Need, Routes, all_needs
+from ratrain.runtime.step.network.socket_network import SocketNetwork
 
 T = TypeVar("T")
 PATIENCE_S = 60.0

@@ -22,7 +22,7 @@ from typing import Any
 from ratrain import proof
 from ratrain.errors import TransportError
 from ratrain.proof import derived
-from ratrain.runtime.rank.handshake import call
+from ratrain.runtime.rank.joining.handshake import call
 
 Port = tuple[int, str, int]
 """Process, address, port."""

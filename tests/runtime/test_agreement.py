@@ -18,11 +18,11 @@ from ratrain.corpus import prepare
 from ratrain.errors import RatrainError, RunFailed, RunTaken
 from ratrain.runtime.ownership import claim_run
 from ratrain.runtime.rank import folder_lock
-from ratrain.runtime.rank.agreement import agree, read_run
 from ratrain.runtime.rank.beginning import Together, candidates
 from ratrain.runtime.rank.folder_lock import FolderLock
-from ratrain.runtime.rank.membership import Membership
-from ratrain.runtime.rank.rendezvous import Everybody
+from ratrain.runtime.rank.joining.agreement import agree, read_run
+from ratrain.runtime.rank.joining.membership import Membership
+from ratrain.runtime.rank.joining.rendezvous import Everybody
 from ratrain.runtime.run_folder import RunFolder
 
 

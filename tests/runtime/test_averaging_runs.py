@@ -25,10 +25,10 @@ from training import train
 
 from ratrain.errors import RunFailed
 from ratrain.report.facts.run import contents_of_run
-from ratrain.runtime.run.difference import difference_of
-from ratrain.runtime.run.report import report_of, write_report
-from ratrain.runtime.run.report_text import report_text
-from ratrain.runtime.run.run_pair import compare_runs
+from ratrain.runtime.run.reports.difference import difference_of
+from ratrain.runtime.run.reports.report import report_of, write_report
+from ratrain.runtime.run.reports.report_text import report_text
+from ratrain.runtime.run.reports.run_pair import compare_runs
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.timeline.timeline import read_timeline
 

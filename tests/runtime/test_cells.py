@@ -14,9 +14,9 @@ from ratrain.plan.layout.transfers import most_cells
 from ratrain.program.kind import Lane
 from ratrain.ranges import part_of
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.cells import cells, peers
-from ratrain.runtime.step.links import Routes, all_needs, parts_channel
-from ratrain.runtime.step.socket_network import SocketNetwork
+from ratrain.runtime.step.exchange.cells import cells, peers
+from ratrain.runtime.step.network.links import Routes, all_needs, parts_channel
+from ratrain.runtime.step.network.socket_network import SocketNetwork
 
 DEGREES = st.integers(1, 8)
 COUNTS = st.integers(0, 5000)

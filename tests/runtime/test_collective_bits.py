@@ -20,9 +20,9 @@ from ratrain.cost.exchanges import Order, exchange_of
 from ratrain.cost.scratch import CHUNK_BYTES, reduction_chunks
 from ratrain.errors import PeerDown
 from ratrain.program.kind import Lane
-from ratrain.runtime.step import collective
-from ratrain.runtime.step.links import Routes
-from ratrain.runtime.step.socket_network import SocketNetwork
+from ratrain.runtime.step.exchange import collective
+from ratrain.runtime.step.network.links import Routes
+from ratrain.runtime.step.network.socket_network import SocketNetwork
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 UNEVEN = [(0, 0, 1, 1), (0, 0, 0, 1, 1), (0, 0, 0, 1, 1, 1, 2, 2), (0, 1, 0, 1), (0, 1, 1, 1)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.runtime.step.congestion import LONG_ROUND_TRIP_S, choose_congestion, is_slower
+from ratrain.runtime.step.network.congestion import LONG_ROUND_TRIP_S, choose_congestion, is_slower
 
 KNOWN = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator
 import pytest
 
 from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError, TransportError
-from ratrain.runtime.step.broadcast import Broadcast
-from ratrain.runtime.step.connection import Connection, Landing, Leaving, move
+from ratrain.runtime.step.network.broadcast import Broadcast
+from ratrain.runtime.step.network.connection import Connection, Landing, Leaving, move
 
 Ends = tuple[Connection, Connection]
 BIG = 8 << 20

@@ -14,8 +14,8 @@ from torch import Tensor
 from ratrain.runtime.rank.control import Control, RankReport, Round, in_one, sums_of_groups
 from ratrain.runtime.rank.metrics import loss_of
 from ratrain.runtime.rank.rows import exposed_fraction
-from ratrain.runtime.step.broadcast import Broadcast, By, combined
-from ratrain.runtime.step.connection import Connection
+from ratrain.runtime.step.network.broadcast import Broadcast, By, combined
+from ratrain.runtime.step.network.connection import Connection
 
 T = TypeVar("T")
 NAN = float("nan")

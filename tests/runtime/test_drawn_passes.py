@@ -11,9 +11,9 @@ from runs_made import Setting
 
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.runtime.rank.calibration import Calibration, UnitTimes
-from ratrain.runtime.rank.drawn_passes import DrawnPasses
-from ratrain.runtime.rank.run_costs import ElementBytes, costs_of_run
+from ratrain.runtime.rank.calibration.drawn_passes import DrawnPasses
+from ratrain.runtime.rank.calibration.measured import Calibration, UnitTimes
+from ratrain.runtime.rank.calibration.run_costs import ElementBytes, costs_of_run
 from ratrain.runtime.step.schedule import schedule_of
 from ratrain.simulate.costs import OpCosts, costs_of_ops
 from ratrain.simulate.simulate import simulate

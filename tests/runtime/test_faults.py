@@ -28,7 +28,7 @@ from launched import (
 from runs_made import Setting
 
 from ratrain.errors import CheckpointError, RunFailed
-from ratrain.runtime.run.goodput import goodput_of
+from ratrain.runtime.run.reports.goodput import goodput_of
 from ratrain.runtime.run_folder import RunFolder
 
 STEPS, EVERY = 30, 4

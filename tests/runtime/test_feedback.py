@@ -20,8 +20,8 @@ from ratrain.cost.scratch import RESIDUAL_ELEMENTS
 from ratrain.errors import SpecError
 from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.buckets import Span
-from ratrain.runtime.step.feedback import Residual
+from ratrain.runtime.step.exchange.buckets import Span
+from ratrain.runtime.step.exchange.feedback import Residual
 
 slow = pytest.mark.slow
 BF16 = Setting(data=2, gradient_wire="bf16", error_feedback=True, steps=3)

@@ -7,10 +7,10 @@ import torch
 
 from ratrain.cost.scratch import BUCKET_ROWS, product_rows
 from ratrain.devices import CPU
+from ratrain.models.functions.rows import Rows
 from ratrain.models.parameters import lay_out
-from ratrain.models.rows import Rows
 from ratrain.models.weights import Weights, rows_at_once
-from ratrain.runtime.step.buckets import made_buckets
+from ratrain.runtime.step.exchange.buckets import made_buckets
 
 ROWS, WIDTH, TOKENS = 3000, 768, 24
 

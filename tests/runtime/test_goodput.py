@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.runtime.host import process_began_s
-from ratrain.runtime.run.goodput import PARTS, goodput_json, goodput_of
+from ratrain.runtime.run.reports.goodput import PARTS, goodput_json, goodput_of
 
 seconds = st.floats(0, 50)
 

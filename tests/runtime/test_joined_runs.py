@@ -15,7 +15,7 @@ from test_unlike_replicas import assert_as_alone, assert_held, assert_validated_
 from training import train
 
 from ratrain.report.facts.run import contents_of_run
-from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run.reports.report import report_of
 
 ALONE = Setting("1f1b", learning_rate=1e-3)
 ONE_TWO = (Unlike((2, 2), 8, joined=(1, 2)),)

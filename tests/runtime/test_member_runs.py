@@ -13,7 +13,7 @@ from runs_made import Setting, Unlike
 from test_unlike_replicas import assert_as_alone, assert_held, assert_validated_alike
 from training import train
 
-from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run.reports.report import report_of
 
 WHOLE = "all"
 BATCHES = 8

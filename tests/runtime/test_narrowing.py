@@ -15,11 +15,11 @@ from runs_made import Setting, write_job
 
 from ratrain.cost.scratch import NARROWED_ELEMENTS
 from ratrain.errors import SpecError
+from ratrain.models.functions.rows import Rows
 from ratrain.models.parameters import lay_out
-from ratrain.models.rows import Rows
 from ratrain.models.weights import Weights
 from ratrain.plan.layout.jobs import load_job
-from ratrain.runtime.step.narrowing import narrowed
+from ratrain.runtime.step.exchange.narrowing import narrowed
 from ratrain.runtime.step.schedule import schedule_of
 
 BITS_16 = [torch.bfloat16, torch.float16]

@@ -14,7 +14,7 @@ from torch import Tensor
 from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.network.network import Network
 
 CHUNK = CHUNK_BYTES // 4
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

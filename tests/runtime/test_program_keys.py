@@ -22,8 +22,8 @@ from ratrain.plan.file.job import job_of_plan
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.search.misfit import planned
 from ratrain.readers.place import Place
-from ratrain.runtime.rank.agreement import agree, read_run
-from ratrain.runtime.rank.rendezvous import Everybody
+from ratrain.runtime.rank.joining.agreement import agree, read_run
+from ratrain.runtime.rank.joining.rendezvous import Everybody
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run.resume import resume_run
 from ratrain.runtime.run_folder import RunFolder

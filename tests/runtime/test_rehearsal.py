@@ -17,11 +17,11 @@ from torch import Tensor
 from ratrain.devices import CPU
 from ratrain.models.units import MicroBatch, unit_of
 from ratrain.program.kind import Lane
-from ratrain.runtime.rank.agreement import read_run
-from ratrain.runtime.rank.rehearsal import Rehearsal
-from ratrain.runtime.rank.timers import launched
+from ratrain.runtime.rank.calibration.rehearsal import Rehearsal
+from ratrain.runtime.rank.calibration.timers import launched
+from ratrain.runtime.rank.joining.agreement import read_run
 from ratrain.runtime.step.allocator import Allocator
-from ratrain.runtime.step.narrowing import Wire
+from ratrain.runtime.step.exchange.narrowing import Wire
 from ratrain.runtime.step.schedule import LocalOp, Schedule, schedule_of
 from ratrain.runtime.step.states import Numbers, RankStates, rank_states
 

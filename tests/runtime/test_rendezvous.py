@@ -18,12 +18,12 @@ from ratrain import proof
 from ratrain.errors import HandshakeFailed, RatrainError, RunFailed, SpecError
 from ratrain.proof import derived
 from ratrain.runtime.environment import Launch, launch_of
-from ratrain.runtime.rank import rendezvous
-from ratrain.runtime.rank.connections import connect_all
-from ratrain.runtime.rank.handshake import call
-from ratrain.runtime.rank.rendezvous import Rendezvous, join
+from ratrain.runtime.rank.joining import rendezvous
+from ratrain.runtime.rank.joining.connections import connect_all
+from ratrain.runtime.rank.joining.handshake import call
+from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.links import all_needs
+from ratrain.runtime.step.network.links import all_needs
 
 SECRET = bytes(range(32))
 

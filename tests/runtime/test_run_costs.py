@@ -14,15 +14,15 @@ from ratrain.devices import CPU
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.verify import verify
-from ratrain.runtime.rank.calibrate_lanes import between_ops_s
-from ratrain.runtime.rank.calibration import (
+from ratrain.runtime.rank.calibration.lanes import between_ops_s
+from ratrain.runtime.rank.calibration.measured import (
     Calibration,
     LinkTimes,
     UnitTimes,
     read_calibration,
     write_calibration,
 )
-from ratrain.runtime.rank.run_costs import ElementBytes, costs_of_run
+from ratrain.runtime.rank.calibration.run_costs import ElementBytes, costs_of_run
 from ratrain.runtime.step.schedule import schedule_of
 from ratrain.simulate.costs import Costs
 

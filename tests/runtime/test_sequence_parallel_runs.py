@@ -18,9 +18,9 @@ from training import Result, train
 from ratrain.errors import SpecError
 from ratrain.program.kind import Lane
 from ratrain.program.skeletons import layer_major_name
-from ratrain.runtime.run.merge import write_measured
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
-from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run.reports.merge import write_measured
+from ratrain.runtime.run.reports.report import report_of
 from ratrain.runtime.run_folder import RunFolder
 
 slow = pytest.mark.slow

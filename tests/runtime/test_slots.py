@@ -21,10 +21,10 @@ from ratrain.models.division import Division
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step import slots as module
-from ratrain.runtime.step.links import Routes
-from ratrain.runtime.step.slots import Slots
-from ratrain.runtime.step.socket_network import SocketNetwork
+from ratrain.runtime.step.exchange import slots as module
+from ratrain.runtime.step.exchange.slots import Slots
+from ratrain.runtime.step.network.links import Routes
+from ratrain.runtime.step.network.socket_network import SocketNetwork
 from ratrain.runtime.step.tensor_parts import stored_name
 
 SPEC = replace(TINY, heads=12, kv_heads=12, head_dim=2, ffn=36)  # for degrees of 2 and 3

@@ -27,8 +27,8 @@ from ratrain.errors import RunFailed, SpecError
 from ratrain.program.kind import Lane
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.runtime.run.export import export_run
-from ratrain.runtime.run.merge import write_measured
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
+from ratrain.runtime.run.reports.merge import write_measured
 from ratrain.runtime.run.trained import trained_model
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.timeline.timeline import read_timeline

@@ -11,7 +11,7 @@ from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.tensor_peers import SMALL_BYTES
+from ratrain.runtime.step.exchange.tensor_peers import SMALL_BYTES
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from ratrain.errors import SpecError
 from ratrain.models.units import unit_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.program.actions import Kind, Lane
-from ratrain.runtime.step.narrowing import Wire
+from ratrain.runtime.step.exchange.narrowing import Wire
 from ratrain.runtime.step.schedule import schedule_of
 from ratrain.runtime.step.states import Numbers, rank_states
 from ratrain.runtime.step.tied import tied_gradients

@@ -18,7 +18,7 @@ from ratrain.models.shapes import unit_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.program.strategies import STRATEGIES
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.network import Copy
+from ratrain.runtime.step.network.network import Copy
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1)]
 INTERLEAVED = {"interleaved", "megatron-interleaved"}

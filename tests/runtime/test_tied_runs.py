@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from ratrain.errors import RunFailed
 from ratrain.runtime.run.export import export_run
-from ratrain.runtime.run.merge import merge_records
+from ratrain.runtime.run.reports.merge import merge_records
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.timeline.timeline import read_timeline
 

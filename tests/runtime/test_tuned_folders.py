@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from ratrain.describe.train import DataSpec
 from ratrain.errors import RunFailed, SpecError
-from ratrain.models.peft_folder import WEIGHTS
+from ratrain.models.huggingface.peft import WEIGHTS
 from ratrain.runtime.run.evaluate import data_of_run, evaluated
 from ratrain.runtime.run.export import export_adapters, export_run
 from ratrain.runtime.run.prepare import RunRequest

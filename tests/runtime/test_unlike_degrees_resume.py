@@ -31,8 +31,8 @@ from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.plan.layout.jobs import load_job
 from ratrain.report.facts.run import contents_of_run
-from ratrain.runtime.run.itemise import KINDS as TIMES
-from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run.reports.itemise import KINDS as TIMES
+from ratrain.runtime.run.reports.report import report_of
 from ratrain.runtime.run.trained import trained_model
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees

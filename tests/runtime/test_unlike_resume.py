@@ -29,9 +29,9 @@ from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.errors import RunFailed, SpecError
 from ratrain.report.facts.run import contents_of_run
-from ratrain.runtime.run.itemise import KINDS
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
-from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run.reports.itemise import KINDS
+from ratrain.runtime.run.reports.report import report_of
 from ratrain.runtime.run_folder import RunFolder
 
 STEPS, HALF = 8, 4

@@ -15,11 +15,11 @@ from ratrain.cost.algorithms import ALGORITHMS, DIRECT
 from ratrain.cost.exchanges import exchange_of
 from ratrain.cost.scratch import NARROWED_ELEMENTS
 from ratrain.program.kind import Lane
-from ratrain.runtime.step.collective import Tensors
-from ratrain.runtime.step.links import Routes
-from ratrain.runtime.step.socket_network import SocketNetwork
-from ratrain.runtime.step.unlike_collective import Travel, gather_unlike_by
-from ratrain.runtime.step.unlike_views import UnlikeView
+from ratrain.runtime.step.exchange.collective import Tensors
+from ratrain.runtime.step.exchange.unlike_collective import Travel, gather_unlike_by
+from ratrain.runtime.step.exchange.unlike_views import UnlikeView
+from ratrain.runtime.step.network.links import Routes
+from ratrain.runtime.step.network.socket_network import SocketNetwork
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 

@@ -20,7 +20,7 @@ from ratrain.cost.scratch import NARROWED_ELEMENTS
 from ratrain.errors import SpecError
 from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.run_folder import RunFolder
-from ratrain.runtime.step.narrowing import landing_place, widen
+from ratrain.runtime.step.exchange.narrowing import landing_place, widen
 
 BF16 = Setting(gradient_wire="bf16", boundary_wire="bf16")
 

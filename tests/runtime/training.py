@@ -29,7 +29,7 @@ from ratrain.program.actions import Kind
 from ratrain.program.program import Program
 from ratrain.runtime.rank.beginning import config_hash
 from ratrain.runtime.rank.control import Round
-from ratrain.runtime.rank.membership import Membership
+from ratrain.runtime.rank.joining.membership import Membership
 from ratrain.runtime.rank.metrics import loss_of
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.tiers import tiers_of
@@ -42,8 +42,8 @@ from ratrain.runtime.step.allocator import memory_of
 from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.frozen import FROZEN
-from ratrain.runtime.step.links import routes_of
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.network.links import routes_of
+from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp
 from ratrain.runtime.step.states import RankStates, UnitState
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees, stored_sizes

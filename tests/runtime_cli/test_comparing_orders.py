@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ratrain.cli.compare import lines_of
-from ratrain.runtime.run.run_pair import LossDifference, RunPair
+from ratrain.cli.trained.compare import lines_of
+from ratrain.runtime.run.reports.run_pair import LossDifference, RunPair
 
 
 def pair_of(sum_orders: tuple[str, str], largest: float) -> RunPair:

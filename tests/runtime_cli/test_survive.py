@@ -14,7 +14,7 @@ from cli_runs import JOB, ratrain, start, wait_until, write_job
 from hosts import ADDRESS, NETWORK, network, ranks_of
 
 from ratrain.runtime.run.episodes import episodes_of
-from ratrain.runtime.run.goodput import goodput_of
+from ratrain.runtime.run.reports.goodput import goodput_of
 from ratrain.runtime.run_folder import RunFolder
 
 HOSTS = ("birch", "oak", "pine")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from made import small
 from rich.console import Console
 
-from ratrain.cli.train_view import StepTable
+from ratrain.cli.runs.train_view import StepTable
 from ratrain.errors import SpecError
 from ratrain.program.kind import Waiting
 from ratrain.program.text import write_text
@@ -27,9 +27,9 @@ from ratrain.runtime.rank.progress import (
     plain_line,
     validation_line,
 )
-from ratrain.runtime.run.counted import counted_of
-from ratrain.runtime.run.itemise import KINDS, measured_kinds
-from ratrain.runtime.run.merge import merge_records
+from ratrain.runtime.run.reports.counted import counted_of
+from ratrain.runtime.run.reports.itemise import KINDS, measured_kinds
+from ratrain.runtime.run.reports.merge import merge_records
 from ratrain.runtime.run.resume import fresh_run, newest_run
 from ratrain.runtime.run.watch import Follower
 from ratrain.runtime.run_folder import RunFolder, RunSpec

@@ -16,7 +16,7 @@ from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
-from ratrain.runtime.run.itemise import measured_kinds
+from ratrain.runtime.run.reports.itemise import measured_kinds
 from ratrain.runtime.seats import Seats
 from ratrain.simulate.simulate import Simulation, simulate, timeline_of
 from ratrain.simulate.summary import as_json, as_text

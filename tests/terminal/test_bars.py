@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from screens import BAR, Terminal, ratrain
 from verbs import SMALL
 
-from ratrain.cli.progress import Meter, bar_line
+from ratrain.cli.terminal.progress import Meter, bar_line
 from ratrain.describe.units import clock_of
 
 COUNT = """
 import sys, time
-from ratrain.cli import progress as room
+from ratrain.cli.terminal import progress as room
 room.SHOWN_AFTER_S, room.LINE_EVERY_S = 0.0, 0.3
 with room.progress("counting", {unit!r}) as report:
     if {counted}:

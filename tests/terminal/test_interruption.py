@@ -25,7 +25,7 @@ def in_c_code():
 def in_del():
     Dying()
 
-from ratrain.cli.progress import progress
+from ratrain.cli.terminal.progress import progress
 
 class Group:
     def main(self, standalone_mode):
@@ -61,7 +61,7 @@ def test_an_interrupt_that_was_lost_is_raised_when_the_verb_returns(place: str) 
 
 ENDS = """
 import os, signal, sys, threading, time
-from ratrain.cli.live import live
+from ratrain.cli.terminal.live import live
 
 def slow_picture(columns):
     time.sleep(0.5)

@@ -107,6 +107,14 @@ USES = {
     "checkpoints": Use("checkpoints saved --verify", "verified"),
     "lab check": Use("lab check cpu-lab --devices 2", "processors", slow=True, root=True),
     "lab run": Use("lab run cpu-lab --devices 2 -- hostname", r"\[1\]", root=True),
+    "lab chaos": Use(
+        "lab chaos job.toml --faults slow --every 1 --lasts 1 --set train.steps=60 "
+        f"--set cluster.name={EXAMPLES / 'clusters/two-sites-lab.toml'} --set cluster.devices=4 "
+        "--set layout.data=4 --set layout.pipeline=1 --run runs/chaos-{out}",
+        "nothing lost: each of 60",
+        slow=True,
+        root=True,
+    ),
     "lab clean": Use("lab clean", "removed|nothing to remove", root=True),
     "net serve": Use(
         "net serve --secret-file key --name a --out {out} --idle 0.5", "address is in"

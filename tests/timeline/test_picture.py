@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import small
 
-from ratrain.cli.jobs import case_of_file
+from ratrain.cli.terminal.jobs import case_of_file
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.boxes import boxes, micro_batch_of
 from ratrain.timeline.compare import one_step

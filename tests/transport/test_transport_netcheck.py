@@ -12,7 +12,7 @@ import pytest
 from authority import Authority
 from click.testing import CliRunner
 
-from ratrain.cli.net import command
+from ratrain.cli.measuring.net import command
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.describe.strict import load
 from ratrain.errors import SpecError

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.cli.simulate import command as simulate_command
-from ratrain.cli.validate import command
+from ratrain.cli.measuring.validate import command
+from ratrain.cli.programs.simulate import command as simulate_command
 from ratrain.errors import SpecError
 from ratrain.validate.predict import job_of, predicted_s, simulated_s
 from ratrain.validate.report import reports

@@ -15,10 +15,10 @@ from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import SpecError
 from ratrain.plan import Case, case_of_job, case_of_plan, load_plan
 from ratrain.program.file import DERIVED, NO_BYTES, SCHEDULE, proof_of_file
-from ratrain.program.grid import draw
 from ratrain.program.program import Program
 from ratrain.program.settled import Proved, proof_of
 from ratrain.program.text import write_text
+from ratrain.program.text.grid import draw
 from ratrain.program.verify import Finding
 from ratrain.readers.writing import write_whole
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ratrain.api.shown import Shown
 from ratrain.errors import RatrainError
 from ratrain.readers.files import read_text
-from ratrain.runtime.run.report_text import report_text
+from ratrain.runtime.run.reports.report_text import report_text
 from ratrain.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Run(Shown):
     def _markup(self) -> Markup:
         """Predicted and measured, below each other, where steps were recorded."""
         from ratrain.report.html import Markup, join
-        from ratrain.runtime.run.difference import difference_of
+        from ratrain.runtime.run.reports.difference import difference_of
         from ratrain.timeline.picture import Panel, svg
 
         markup = super()._markup()
@@ -79,7 +79,7 @@ def run_of(folder: RunFolder, report: dict[str, Any], notes: Iterable[str] = ())
 
 def load_run(folder: str | Path) -> Run:
     """A run that was trained before, here or by `ratrain train`; or that still trains."""
-    from ratrain.runtime.run.report import report_of  # loads torch
+    from ratrain.runtime.run.reports.report import report_of  # loads torch
 
     run = RunFolder(Path(folder))
     return run_of(run, report_of(run))

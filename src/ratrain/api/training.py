@@ -20,7 +20,7 @@ from ratrain.runtime.rank.progress import Progress
 from ratrain.runtime.run.machine_check import EMULATED
 from ratrain.runtime.run.prepare import RunRequest, is_decided_by_plan, prepare_run
 from ratrain.runtime.run.ready import Launcher, ReadyRun
-from ratrain.runtime.run.report import write_report
+from ratrain.runtime.run.reports.report import write_report
 from ratrain.runtime.run.session import lab_if_possible, run_session
 from ratrain.runtime.run.source import Source, source_of
 

@@ -13,9 +13,9 @@ from importlib import import_module
 
 import click
 
-from ratrain.cli.interruption import remember_interrupts
-from ratrain.cli.json_output import print_json
-from ratrain.cli.mistakes import (
+from ratrain.cli.terminal.interruption import remember_interrupts
+from ratrain.cli.terminal.json_output import print_json
+from ratrain.cli.terminal.mistakes import (
     as_error,
     as_missing_extra,
     check_arguments,
@@ -28,40 +28,74 @@ from ratrain.cli.mistakes import (
 from ratrain.errors import EXIT_STATUSES, INTERRUPTED, RatrainError
 from ratrain.plugins import load_extensions
 
-VERBS: dict[str, str] = {
-    "models": "the models RATrain knows, layer by layer",
-    "clusters": "the clusters RATrain knows, and the source of every constant",
-    "schema": "what a job, cluster or plan file may hold, for editors",
-    "data": "tokenise a job's text; count files, tokens and epochs",
-    "init": "write a job or a cluster file to begin with",
-    "plan": "find a layout that fits and is fast",
-    "fit": "what fits a memory, what must move where, how fast it is",
-    "explain": "why this plan: memory, time, runners-up, what did not fit",
-    "program": "build the program of a job: text, picture or CSV",
-    "schedules": "every compute order and strategy on one job, in one table",
-    "verify": "prove that a program cannot deadlock and fits in memory",
-    "simulate": "predict a job's step: time, memory, where the time goes",
-    "train": "train a job, and compare it with its prediction",
-    "launch": "start a prepared run on the hosts of its cluster",
-    "rank": "run one rank of a run, started by srun, mpirun or torchrun",
-    "report": "write a run, a plan or a job as an HTML page",
-    "timeline": "one step of a run, predicted and measured, op by op",
-    "compare": "compare two runs bit by bit: losses, weights; step times",
-    "sample": "generate text with a trained model",
-    "evaluate": "loss and perplexity of a trained model on held-out files",
-    "export": "write a run's weights as a Hugging Face folder",
-    "convert": "take over another planner's cluster, layer times and plan",
-    "noc": "simulate a chip's mesh network and its collectives",
-    "kernels": "tile programs of a chip: proved, run, timed, drawn",
-    "graph": "train a graph network on a graph beyond memory",
-    "checkpoints": "list, verify and compare a run's checkpoints",
-    "clean": "remove what killed runs left on a disk",
-    "lab": "emulate a small, unequal cluster on this machine",
-    "net": "measure the network between every pair of hosts",
-    "reproduce": "the RATrain paper's tables beside ours",
-    "validate": "score the cost model against measurements, published or yours",
-    "profile": "measure this machine: compute, memory, links, disk",
+SECTIONS: dict[str, tuple[str, dict[str, str]]] = {
+    "planning": (
+        "Before a run",
+        {
+            "models": "the models RATrain knows, layer by layer",
+            "clusters": "the clusters RATrain knows, and the source of every constant",
+            "schema": "what a job, cluster, plan or graph file may hold, for editors",
+            "data": "tokenise a job's text; count files, tokens and epochs",
+            "init": "write a job or a cluster file to begin with",
+            "plan": "find a layout that fits and is fast",
+            "fit": "what fits a memory, what must move where, how fast it is",
+            "explain": "why this plan: memory, time, runners-up, what did not fit",
+            "convert": "take over another planner's cluster, layer times and plan",
+        },
+    ),
+    "programs": (
+        "Programs",
+        {
+            "program": "build the program of a job: text, picture or CSV",
+            "schedules": "every compute order and strategy on one job, in one table",
+            "verify": "prove that a program cannot deadlock and fits in memory",
+            "simulate": "predict a job's step: time, memory, where the time goes",
+            "timeline": "one step of a run, predicted and measured, op by op",
+        },
+    ),
+    "runs": (
+        "Runs",
+        {
+            "train": "train a job, and compare it with its prediction",
+            "graph": "train a graph network on a graph beyond memory",
+            "launch": "start a prepared run on the hosts of its cluster",
+            "rank": "run one rank of a run, started by srun, mpirun or torchrun",
+            "report": "write a run, a plan or a job as an HTML page",
+            "checkpoints": "list, verify and compare a run's checkpoints",
+            "clean": "remove what killed runs left on a disk",
+        },
+    ),
+    "trained": (
+        "Trained models",
+        {
+            "sample": "generate text with a trained model",
+            "evaluate": "loss and perplexity of a trained model on held-out files",
+            "export": "write a run's weights as a Hugging Face folder",
+            "compare": "compare two runs bit by bit: losses, weights; step times",
+        },
+    ),
+    "chips": (
+        "Inside a chip",
+        {
+            "noc": "simulate a chip's mesh network and its collectives",
+            "kernels": "tile programs of a chip: proved, run, timed, drawn",
+        },
+    ),
+    "measuring": (
+        "Measurements",
+        {
+            "profile": "measure this machine: compute, memory, links, disk",
+            "net": "measure the network between every pair of hosts",
+            "lab": "emulate a small, unequal cluster on this machine",
+            "validate": "score the cost model against measurements, published or yours",
+            "reproduce": "the RATrain paper's tables beside ours",
+        },
+    ),
 }
+"""Each folder of verbs: its title in the help, and its verbs in the order that people meet them."""
+
+VERBS = {verb: folder for folder, (_, verbs) in SECTIONS.items() for verb in verbs}
+"""The folder of each verb."""
 
 
 class Verbs(click.Group):
@@ -73,7 +107,7 @@ class Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command: click.Command = import_module(f"ratrain.cli.{cmd_name}").command
+        command: click.Command = import_module(f"ratrain.cli.{VERBS[cmd_name]}.{cmd_name}").command
         return command
 
     def resolve_command(
@@ -87,8 +121,10 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        width = max(map(len, VERBS)) + 2
+        for title, verbs in SECTIONS.values():
+            with formatter.section(title):
+                formatter.write_dl([(f"{verb:{width}}", line) for verb, line in verbs.items()])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit status"):
@@ -97,7 +133,7 @@ class Verbs(click.Group):
 
 def _show_version(context: click.Context, _param: click.Parameter, is_asked: bool) -> None:
     if is_asked:
-        from ratrain.cli.about import about
+        from ratrain.cli.terminal.about import about
 
         click.echo(about())
         context.exit()

@@ -46,7 +46,8 @@ class _ModelTable:
 class _ClusterTable:
     name: FileName  # a preset (`ratrain clusters`), or the path of a cluster file
     devices: Devices  # how many of it the job takes, the first ones
-    # hosts that it leaves out, by the names that `--prepare-only` prints; the others keep theirs
+    # hosts that it leaves out, by the names that `--prepare-only` prints: the others keep theirs;
+    # where fewer devices are left than it asks for it takes those
     without: tuple[Name, ...] = ()
 
 
@@ -139,6 +140,8 @@ def _cluster_choice(table: _ClusterTable, base: Path, place: Place) -> ClusterCh
         except SpecError as error:
             at = str(place.at("cluster", "without"))
             raise SpecError(error.what, place=at, fix=error.fix) from error
+        left = table.devices if spec.size is None else min(table.devices, spec.size)
+        return ClusterChoice(spec, left, file)
     return ClusterChoice(spec, table.devices, file)
 
 

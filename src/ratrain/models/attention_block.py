@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ratrain.describe.model import ModelSpec
-from ratrain.models.attention import FLASH, AttentionCore, Scores
-from ratrain.models.linear import (
+from ratrain.models.functions.attention import FLASH, AttentionCore, Scores
+from ratrain.models.functions.linear import (
     accumulation_dtype,
     input_gradient,
     input_gradients,
@@ -34,11 +34,11 @@ from ratrain.models.linear import (
     weight_gradient,
     weight_gradients,
 )
-from ratrain.models.norm import Norm, norm_of
-from ratrain.models.positions import Rotary, alibi_row, rotary_of, rotary_table, rotate_
-from ratrain.models.rows import Rows, add_own, by_rank, own_rows, summed
+from ratrain.models.functions.norm import Norm, norm_of
+from ratrain.models.functions.positions import Rotary, alibi_row, rotary_of, rotary_table, rotate_
+from ratrain.models.functions.rows import Rows, add_own, by_rank, own_rows, summed
+from ratrain.models.functions.stored_attention import CAPPED
 from ratrain.models.shapes import LayerShape, layer_shape
-from ratrain.models.stored_attention import CAPPED
 from ratrain.models.tensor_group import TensorGroup, divides_rows, dividing, division_of
 from ratrain.models.weights import Weights
 

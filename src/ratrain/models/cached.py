@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from ratrain.models.attention import Scores
 from ratrain.models.attention_block import AttentionPlan, mixed_heads, onto_residual, projected
-from ratrain.models.stored_attention import capped_attention
+from ratrain.models.functions.attention import Scores
+from ratrain.models.functions.stored_attention import capped_attention
 from ratrain.models.units import Layer
 from ratrain.models.weights import Weights
 

@@ -20,8 +20,8 @@ from torch.nn import functional
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.division import Division
-from ratrain.models.linear import accumulation_dtype
-from ratrain.models.rows import Rows, by_rank, own_rows
+from ratrain.models.functions.linear import accumulation_dtype
+from ratrain.models.functions.rows import Rows, by_rank, own_rows
 from ratrain.models.tensor_group import TensorGroup, division_of, leads
 from ratrain.models.weights import Weights
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
-from ratrain.models.huggingface_reader import read_range
+from ratrain.models.huggingface.reader import read_range
 from ratrain.models.initialise import initial_range
 from ratrain.models.parameters import UnitParameters
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
-from ratrain.models.huggingface_reader import tensor_files
+from ratrain.models.huggingface.reader import tensor_files
 from ratrain.readers.files import unreadable
 
 KEY = "frozen"

@@ -20,13 +20,13 @@ from torch.autograd import Function
 
 from ratrain.describe.model import ModelSpec
 from ratrain.models import kernels
-from ratrain.models.chunks import chunk_elements
-from ratrain.models.divided_loss import divided_losses
 from ratrain.models.embedding import own_words
-from ratrain.models.linear import accumulation_dtype
-from ratrain.models.norm import Norm, norm_of, row_lengths
-from ratrain.models.rows import Rows, own_rows
-from ratrain.models.stored_attention import soft_cap_
+from ratrain.models.functions.chunks import chunk_elements
+from ratrain.models.functions.divided_loss import divided_losses
+from ratrain.models.functions.linear import accumulation_dtype
+from ratrain.models.functions.norm import Norm, norm_of, row_lengths
+from ratrain.models.functions.rows import Rows, own_rows
+from ratrain.models.functions.stored_attention import soft_cap_
 from ratrain.models.tensor_group import TensorGroup, divides_rows
 from ratrain.models.weights import Weights
 

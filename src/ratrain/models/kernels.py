@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ratrain.compiled import library
-from ratrain.models.chunks import CPU_KERNELS
+from ratrain.models.functions.chunks import CPU_KERNELS
 
 if TYPE_CHECKING:
-    from ratrain.models.gpu_kernels import GpuKernels
+    from ratrain.models.gpu.kernels import GpuKernels
 
 
 class Kernels(Protocol):
@@ -80,7 +80,7 @@ def _for_gpus() -> GpuKernels | None:
     """Those in Triton; None: it is not installed."""
     if find_spec("triton") is None:
         return None
-    from ratrain.models.gpu_kernels import GpuKernels
+    from ratrain.models.gpu.kernels import GpuKernels
 
     return GpuKernels()
 

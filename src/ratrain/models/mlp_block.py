@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ratrain.describe.model import ModelSpec
-from ratrain.models.activation import activated, activation_gradients_
-from ratrain.models.linear import (
+from ratrain.models.functions.activation import activated, activation_gradients_
+from ratrain.models.functions.linear import (
     input_gradient,
     input_gradients,
     linear_onto,
@@ -31,8 +31,8 @@ from ratrain.models.linear import (
     weight_gradient,
     weight_gradients,
 )
-from ratrain.models.norm import Norm, norm_of
-from ratrain.models.rows import Rows, by_rank, own_rows, part_of, summed
+from ratrain.models.functions.norm import Norm, norm_of
+from ratrain.models.functions.rows import Rows, by_rank, own_rows, part_of, summed
 from ratrain.models.tensor_group import TensorGroup, divides_rows, dividing
 from ratrain.models.weights import Weights
 

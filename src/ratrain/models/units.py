@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
-from ratrain.models.attention import FLASH, AttentionCore
 from ratrain.models.attention_block import AttentionBlock, AttentionPlan, attention_plan
-from ratrain.models.differentiable import differentiable
 from ratrain.models.embedding import Embed, EmbeddingPlan, embedding_plan
+from ratrain.models.functions.attention import FLASH, AttentionCore
+from ratrain.models.functions.differentiable import differentiable
 from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan
 from ratrain.models.mlp_block import MlpBlock, MlpPlan, mlp_plan
 from ratrain.models.parameters import UnitParameters

@@ -16,9 +16,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ratrain.models.chunks import CHUNK_ELEMENTS, CPU_KERNELS, chunk_elements
+from ratrain.models.functions.chunks import CHUNK_ELEMENTS, CPU_KERNELS, chunk_elements
+from ratrain.models.functions.rows import Rows
 from ratrain.models.parameters import Parameter, UnitParameters
-from ratrain.models.rows import Rows
 
 _ADD_WIDE = torch.ops.aten.addmm.dtype_out
 _ROWS = 8

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ratrain.errors import ProgramError
-from ratrain.program.csv import program_of_schedule
 from ratrain.program.pipelining.cells import Schedule
 from ratrain.program.pipelining.check import Check, check
+from ratrain.program.pipelining.csv import program_of_schedule
 from ratrain.program.pipelining.queues import TIMES
 from ratrain.program.pipelining.reading import read_schedule
 from ratrain.program.replicas import Unit

@@ -25,10 +25,10 @@ from ratrain.program.bounds import PeakBound, peak_bounds
 from ratrain.program.coverage import unlike
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
 from ratrain.program.families import optimizer_family
-from ratrain.program.family_groups import takes
 from ratrain.program.kind import Kind, Lane, Partners, kinds
 from ratrain.program.program import Program
 from ratrain.program.table import Table, sends_beside
+from ratrain.program.text.family_groups import takes
 from ratrain.program.tiers import TIERS
 from ratrain.program.units import Bools, Ints
 from ratrain.program.walk import STEPS, walk

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ratrain.program.family_groups import FAMILY_GROUPS, OTHER, group_of, grouped
+from ratrain.program.text.family_groups import FAMILY_GROUPS, OTHER, group_of, grouped
 from ratrain.timeline import palette
 from ratrain.timeline.palette import Colour
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ratrain.describe.units import counted, format_time
-from ratrain.program.awaited import op_words
 from ratrain.program.kind import Kind, Lane
+from ratrain.program.text.awaited import op_words
 from ratrain.simulate.step_bound import ChainBound, Interval, StepBound, Work
 
 _ENDINGS = {Kind.B: "backward", Kind.I: "input gradient", Kind.W: "weight gradient"}

@@ -7,11 +7,11 @@ from typing import Any
 
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted, format_bytes, format_long_time, format_time
-from ratrain.program.awaited import AWAITED, op_words
 from ratrain.program.families import DEVICE
-from ratrain.program.family_groups import group_name, grouped
 from ratrain.program.kind import Waiting, kind_named
 from ratrain.program.setup import Setup
+from ratrain.program.text.awaited import AWAITED, op_words
+from ratrain.program.text.family_groups import group_name, grouped
 from ratrain.program.tiers import TIER_WORDS
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation

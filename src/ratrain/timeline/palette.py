@@ -91,7 +91,7 @@ WAITS: dict[str, OpClass | Colour] = {
     "update": UPDATE,
     "other": Colour("#4b5563", "#b3bdc9"),
 }
-"""Where the time of a compute lane goes, by the names of `runtime/run/itemise.py`."""
+"""Where the time of a compute lane goes, by the names of `runtime/run/reports/itemise.py`."""
 
 SERIES = (FORWARD.colour, RECOVERY.colour, BACKWARD.colour, REDUCE.colour)
 """Curves that show no ops: loss, speed, latency."""

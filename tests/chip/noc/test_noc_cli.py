@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from ratrain.chip.noc.picture import curve_svg
-from ratrain.cli.noc import command
+from ratrain.cli.chips.noc import command
 
 
 def noc(*words: str) -> str:

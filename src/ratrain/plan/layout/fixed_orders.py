@@ -2,8 +2,8 @@
 
 `[schedule] skeleton = "mine.csv"` names it. It says its ranks, stages per rank and micro-batches,
 so it exists for these alone. Messages, state work and everything else come from the setup and the
-passes, as for any skeleton. A file may say more than PyTorch's form (`program/order_csv.py`): the
-turns of units, and those of reductions and gathers.
+passes, as for any skeleton. A file may say more than PyTorch's form
+(`program/text/order_csv.py`): the turns of units, and those of reductions and gathers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ratrain.errors import ProgramError, SpecError
-from ratrain.program.csv import Step, csv_setup
 from ratrain.program.kind import Kind
-from ratrain.program.order_csv import OrderFile, read_orders
+from ratrain.program.pipelining.csv import Step, csv_setup
 from ratrain.program.replicas import Unit
 from ratrain.program.skeletons import SKELETONS, Fixed, Place, Skeleton, declare_skeleton
+from ratrain.program.text.order_csv import OrderFile, read_orders
 from ratrain.readers.files import read_text
 from ratrain.readers.limits import PROGRAM_BYTES
 

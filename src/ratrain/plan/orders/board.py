@@ -10,16 +10,16 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.orders.clock import Order, OrderClock, Orders, Timed
 from ratrain.plan.orders.seeds import Pipeline, laid_out, order_of, policies
 from ratrain.plan.price.trial import only_over_budget
-from ratrain.program.csv import write_csv
 from ratrain.program.kind import Kind, Lane
-from ratrain.program.order_csv import write_order, write_orders
 from ratrain.program.passes.turns import transfers_in_turn
+from ratrain.program.pipelining.csv import write_csv
 from ratrain.program.plain import UnitStep, plain_program
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Replica, Unit
 from ratrain.program.setup import Setup
 from ratrain.program.skeletons import SKELETONS, Place, Skeleton, Written
 from ratrain.program.strategies import with_passes
+from ratrain.program.text.order_csv import write_order, write_orders
 from ratrain.program.verify import Verdict, verify
 from ratrain.simulate.step_bound import step_bound
 

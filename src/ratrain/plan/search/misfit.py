@@ -20,8 +20,8 @@ from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.search.fit import require_room
 from ratrain.plan.search.layouts import Checked, Progress, Search, search_layouts
-from ratrain.program.family_groups import takes
 from ratrain.program.replicas import Recovery
+from ratrain.program.text.family_groups import takes
 
 DOUBLINGS = 6
 """How many times the devices are doubled in search of a number that suffices."""

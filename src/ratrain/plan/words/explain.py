@@ -30,10 +30,10 @@ from ratrain.plan.words.explain_kinds import (
 from ratrain.plan.words.explain_others import others_text
 from ratrain.plan.words.tables import WIDTH, search_json, wrapped
 from ratrain.plan.words.unequal import unequal_json
-from ratrain.program.awaited import AWAITED
 from ratrain.program.bounds import PeakBound
-from ratrain.program.family_groups import group_name, grouped, takes
 from ratrain.program.kind import Waiting
+from ratrain.program.text.awaited import AWAITED
+from ratrain.program.text.family_groups import group_name, grouped, takes
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation

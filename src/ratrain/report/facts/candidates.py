@@ -23,7 +23,7 @@ from ratrain.plan import (
     misfits,
     plan_of_row,
 )
-from ratrain.program.family_groups import takes
+from ratrain.program.text.family_groups import takes
 from ratrain.report.contents import Advice, Candidates, Point
 from ratrain.simulate.simulate import Simulation
 

@@ -46,7 +46,7 @@ from ratrain.report.facts.stages import ProvedMemory, picture
 from ratrain.report.facts.steps import panel
 from ratrain.report.facts.words import case_facts, left_out_of
 from ratrain.runtime.run.facts import versions
-from ratrain.runtime.run.kind_names import KIND_NAMES
+from ratrain.runtime.run.reports.kind_names import KIND_NAMES
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation, timeline_of
@@ -249,8 +249,8 @@ def _means_words(simulation: Simulation) -> str:
 
 
 def kinds_of_rank(times: RankTimes, step_s: float) -> dict[str, float]:
-    """One rank's predicted step by kind, as `runtime/run/itemise.py` names them. What a core does
-    for a transfer is time that its compute lane lacks."""
+    """One rank's predicted step by kind, as `run/reports/itemise.py` names them. What a core
+    does for a transfer is time that its compute lane lacks."""
     waits = times.waiting_s
     kinds = {
         "compute": times.compute_s + times.driving_s,

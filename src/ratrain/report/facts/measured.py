@@ -23,11 +23,11 @@ from ratrain.report.contents import (
 from ratrain.report.facts.memory import CURVES, curves, peaks
 from ratrain.report.facts.ops import Ops, OpTimes
 from ratrain.report.facts.steps import panel
-from ratrain.runtime.run.difference import RunDifference, difference_of, first_members
-from ratrain.runtime.run.itemise import measured_kinds
-from ratrain.runtime.run.kind_names import KIND_NAMES, kind_names
-from ratrain.runtime.run.merge import merge_records
-from ratrain.runtime.run.report import prediction_of, simulated_kinds
+from ratrain.runtime.run.reports.difference import RunDifference, difference_of, first_members
+from ratrain.runtime.run.reports.itemise import measured_kinds
+from ratrain.runtime.run.reports.kind_names import KIND_NAMES, kind_names
+from ratrain.runtime.run.reports.merge import merge_records
+from ratrain.runtime.run.reports.report import prediction_of, simulated_kinds
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.timeline.compare import one_step
 from ratrain.timeline.picture import chosen_ranks

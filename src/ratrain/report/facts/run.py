@@ -23,8 +23,8 @@ from ratrain.report.facts.words import case_facts, left_out_of
 from ratrain.report.thin import STEPS, shown_steps
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.facts import Attempt, attempts, read_facts
-from ratrain.runtime.run.goodput import PARTS
-from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run.reports.goodput import PARTS
+from ratrain.runtime.run.reports.report import report_of
 from ratrain.runtime.run_folder import RunFolder
 
 SearchProgress = Callable[[int, int], None]

@@ -30,8 +30,8 @@ from ratrain.models.division import Division
 from ratrain.models.first_weights import first_weights
 from ratrain.models.frozen_weights import frozen_weights, require_same_frozen
 from ratrain.models.shapes import unit_layout, unit_names
-from ratrain.runtime.rank.membership import Membership
-from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
+from ratrain.runtime.rank.joining.membership import Membership
+from ratrain.runtime.rank.joining.rendezvous import Everybody, told_by_all
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.same_optimizer import require_optimizer

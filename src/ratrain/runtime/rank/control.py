@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ratrain.program.kind import Lane
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.network.network import Network
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from uuid import uuid4
 
 from ratrain.errors import RatrainError, RunFailed, RunTaken
 from ratrain.runtime.ownership import Claim, Say, claim_run, inherited
-from ratrain.runtime.rank.membership import Membership
-from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
+from ratrain.runtime.rank.joining.membership import Membership
+from ratrain.runtime.rank.joining.rendezvous import Everybody, told_by_all
 from ratrain.runtime.run_folder import RunFolder
 
 _APPEARS_S = 2.0

@@ -31,23 +31,24 @@ from ratrain.runtime.environment import COMMAND, launch_of
 from ratrain.runtime.failures import status_of, tell
 from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim
-from ratrain.runtime.rank.agreement import Reading, agree, read_run
 from ratrain.runtime.rank.beginning import Together, begun, frozen_of
-from ratrain.runtime.rank.calibrate import calibrate, gathered
+from ratrain.runtime.rank.calibration.calibrate import calibrate, gathered
+from ratrain.runtime.rank.calibration.prediction import write_prediction
+from ratrain.runtime.rank.calibration.run_costs import ElementBytes
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.devices import own_device
 from ratrain.runtime.rank.folder_lock import FolderLock
-from ratrain.runtime.rank.membership import Membership
+from ratrain.runtime.rank.joining.agreement import Reading, agree, read_run
+from ratrain.runtime.rank.joining.membership import Membership
+from ratrain.runtime.rank.joining.networks import network_of
+from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join
+from ratrain.runtime.rank.joining.seating import seated
 from ratrain.runtime.rank.metrics import MetricsLog, StepRows, validation_row
-from ratrain.runtime.rank.networks import network_of
-from ratrain.runtime.rank.prediction import write_prediction
 from ratrain.runtime.rank.rank_log import RankLog
-from ratrain.runtime.rank.rendezvous import Rendezvous, join
 from ratrain.runtime.rank.rows import Row
-from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
-from ratrain.runtime.rank.seating import seated
 from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
+from ratrain.runtime.rank.stragglers import Stragglers
 from ratrain.runtime.rank.tiers import disk_folder, run_name, tiers_of
 from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
@@ -58,7 +59,7 @@ from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.allocator import memory_of
 from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.states import DTYPES
 from ratrain.runtime.step.tensor_parts import stored_sizes
 
@@ -144,8 +145,12 @@ def _run(folder: RunFolder, lock: FolderLock, log: RankLog, requests: StopReques
             metrics = MetricsLog(folder, own_trackers(folder.path))
             closing.callback(metrics.close)
 
+        stragglers = Stragglers(context.membership.place)
+
         def on_round(step: int, reports: Round) -> None:
             context.claim.require_seen()
+            if rank == 0:
+                _note(context, stragglers.of_round(step, reports))
             if metrics is not None or log.prints:
                 keep_row(rows.row(step, reports))
 

@@ -26,10 +26,10 @@ from ratrain.checkpoint.residuals import residual_kind
 from ratrain.checkpoint.shard_writer import ShardWriter
 from ratrain.describe.optimizers import Held, Optimizer, Plain
 from ratrain.readers.json import as_table, parse_json
-from ratrain.runtime.rank.membership import Membership
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.rank.joining.membership import Membership
+from ratrain.runtime.step.exchange.slots import Slots
+from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart
-from ratrain.runtime.step.slots import Slots
 from ratrain.runtime.step.states import RankStates, UnitState
 from ratrain.runtime.step.tensor_parts import stored_name
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ratrain.describe.job import JobSpec
 from ratrain.devices import Device, Memory
-from ratrain.models.attention import FLASH, AttentionCore
-from ratrain.models.stored_attention import REMADE, STORED
+from ratrain.models.functions.attention import FLASH, AttentionCore
+from ratrain.models.functions.stored_attention import REMADE, STORED
 from ratrain.models.units import Unit, unit_of
 from ratrain.program.kind import Lane
 from ratrain.program.program import Program
@@ -28,10 +28,10 @@ from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.captured import CapturedOps, can_be_recorded
 from ratrain.runtime.step.clipping import Clipping
+from ratrain.runtime.step.exchange.narrowing import Wire
 from ratrain.runtime.step.lanes import Lanes
 from ratrain.runtime.step.ledger import ledgers_of
-from ratrain.runtime.step.narrowing import Wire
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.ops import RankOps, Sizes
 from ratrain.runtime.step.optimizer import LossScale
 from ratrain.runtime.step.process import resident_bytes

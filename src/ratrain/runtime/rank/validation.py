@@ -21,7 +21,7 @@ from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.lanes import Lanes
 from ratrain.runtime.step.ledger import Ledgers
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.ops import RankOps, Sizes
 from ratrain.runtime.step.schedule import is_first_of_last_stage, schedule_of
 from ratrain.runtime.step.states import RankStates

@@ -13,13 +13,13 @@ from ratrain.corpus.tokenizer import BYTES, HuggingFaceTokenizer, Tokenizer, tok
 from ratrain.describe.huggingface import config_of
 from ratrain.errors import SpecError
 from ratrain.models.huggingface import require_no_weights, write_model
-from ratrain.models.huggingface_folder import (
+from ratrain.models.huggingface.folder import (
     config_of_folder,
     copy_beside_model,
     copy_tokenizer,
     dtype_of,
 )
-from ratrain.models.peft_folder import WEIGHTS, write_adapters
+from ratrain.models.huggingface.peft import WEIGHTS, write_adapters
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.runtime.run.trained import TOKENIZER, TrainedModel, trained_model
 from ratrain.runtime.step.states import DTYPES

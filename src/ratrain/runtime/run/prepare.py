@@ -24,11 +24,11 @@ from ratrain.plan import (
     plan_of_file,
 )
 from ratrain.program.bounds import PeakBound
-from ratrain.program.family_groups import takes
 from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Setup
+from ratrain.program.text.family_groups import takes
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts

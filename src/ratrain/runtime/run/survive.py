@@ -22,10 +22,9 @@ from ratrain.runtime.run.ready import Launcher
 from ratrain.runtime.run.remote import Everywhere, HostCommand, run_everywhere
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
+_WITHOUT = "cluster.without"
 ANSWER_S = 10.0
 """A host that takes longer to answer is taken for lost."""
-_OURS = "cluster.without", "cluster.devices"
-"""What of the job's values changes with the hosts that are there."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,12 @@ class Surviving:
                 fix="launch again when all are there, or put the folder on a disk that they share",
             )
         self.tell(f"lost: {', '.join(lost)}" if lost else "all hosts are there again")
-        cluster = asked.cluster.spec.without(lost)
-        devices = asked.cluster.devices
-        if cluster.size is not None:
-            devices = min(devices, cluster.size)
         listed = ", ".join(f'"{name}"' for name in lost)
         request = RunRequest(
             Path(spec.job_path),
             threads=spec.threads,
             calibrate=spec.calibrate,
-            overrides=(f"cluster.without=[{listed}]", f"cluster.devices={devices}"),
+            overrides=(f"{_WITHOUT}=[{listed}]",),
             replans=True,
         )
         launcher = self.launcher()
@@ -127,8 +122,8 @@ def hosts_asked_for(spec: RunSpec) -> list[str]:
 
 
 def _as_asked(spec: RunSpec) -> JobSpec:
-    """The run's job, for all hosts."""
-    kept = [each for each in spec.overrides if each.partition("=")[0].strip() not in _OURS]
+    """The run's job, for all hosts: with those that it does without now."""
+    kept = [each for each in spec.overrides if each.partition("=")[0].strip() != _WITHOUT]
     return load_job(Path(spec.job_path), kept)
 
 

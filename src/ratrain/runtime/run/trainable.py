@@ -63,7 +63,7 @@ def require_trainable(job: JobSpec) -> None:
     model = job.model
     check_trainable(model.spec)
     if job.train.weights is not None:
-        from ratrain.models.huggingface_reader import check_weights  # loads torch
+        from ratrain.models.huggingface.reader import check_weights  # loads torch
 
         assert job.path is not None
         check_weights(job.path.parent / job.train.weights, model.spec)

@@ -20,7 +20,7 @@ from ratrain.models.division import WHOLE
 from ratrain.models.first_weights import first_weights
 from ratrain.models.frozen_weights import frozen_weights, require_same_frozen
 from ratrain.models.huggingface import read_range
-from ratrain.models.huggingface_config import CONFIG
+from ratrain.models.huggingface.config import CONFIG
 from ratrain.models.merged import merged
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.weights import Weights

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
-from ratrain.runtime.step.network import Network
-from ratrain.runtime.step.slots import Slots
+from ratrain.runtime.step.exchange.slots import Slots
+from ratrain.runtime.step.network.network import Network
 
 FROZEN = "frozen"
 """The kind under which a source gives these weights. No checkpoint holds them: they are what the

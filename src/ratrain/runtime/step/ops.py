@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 
 from ratrain.describe.train import TrainSpec
+from ratrain.models.functions.rows import spread, summed
 from ratrain.models.graphs import Graph, gradient_of_leaf, graph_of
-from ratrain.models.rows import spread, summed
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.replicas import Stage
-from ratrain.runtime.step.boundaries import BoundaryPart, receive_boundary, send_boundary
 from ratrain.runtime.step.clipping import Clipping
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.exchange.boundaries import BoundaryPart, receive_boundary, send_boundary
+from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.state_ops import PASSING, StateOps
 from ratrain.runtime.step.states import RankStates, UnitState

@@ -13,11 +13,11 @@ from ratrain.cost.scratch import PIECES
 from ratrain.describe.train import TrainSpec
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
-from ratrain.runtime.step.broadcast import summed
-from ratrain.runtime.step.buckets import Buckets, Span
 from ratrain.runtime.step.clipping import Clipping, is_finite
-from ratrain.runtime.step.narrowing import narrowed
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.exchange.buckets import Buckets, Span
+from ratrain.runtime.step.exchange.narrowing import narrowed
+from ratrain.runtime.step.network.broadcast import summed
+from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import RankStates, UnitState
 from ratrain.runtime.step.tied import add_here, counted_once, tied_gradients

@@ -32,16 +32,16 @@ from ratrain.runtime.seats import (
     parts_of_units,
 )
 from ratrain.runtime.step.away import AwayStates, AwayUnit, Tier
-from ratrain.runtime.step.buckets import Buckets, made_buckets
-from ratrain.runtime.step.feedback import Residual
+from ratrain.runtime.step.exchange.buckets import Buckets, made_buckets
+from ratrain.runtime.step.exchange.feedback import Residual
+from ratrain.runtime.step.exchange.narrowing import Wire
+from ratrain.runtime.step.exchange.slots import Slots, Unlike
+from ratrain.runtime.step.exchange.unlike_views import UnlikeView
 from ratrain.runtime.step.frozen import FROZEN, FrozenShare
 from ratrain.runtime.step.held import HeldStates
-from ratrain.runtime.step.narrowing import Wire
-from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range, parameters_in
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
-from ratrain.runtime.step.slots import Slots, Unlike
-from ratrain.runtime.step.unlike_views import UnlikeView
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,0 +1,1 @@
+"""Verbs inside a chip: its network, and the tile programs of its cores."""

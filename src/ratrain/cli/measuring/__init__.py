@@ -1,0 +1,1 @@
+"""Verbs that measure: this machine, an emulated cluster, the network, the cost model."""

@@ -1,0 +1,1 @@
+"""Verbs on programs: built, compared, proved, simulated, drawn."""

@@ -1,0 +1,1 @@
+"""Verbs on runs: trained, launched, reported, their checkpoints."""

@@ -1,0 +1,158 @@
+"""`ratrain launch RUN`: a prepared run on the hosts of its cluster."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from ratrain.cli.terminal.json_output import print_json
+from ratrain.cli.terminal.options import PATH
+
+
+@click.command("hosts")
+@click.argument("run", type=PATH)
+@click.option(
+    "--host",
+    metavar="NAME",
+    help="Start only this host's ranks, here; without it, every host's over --rsh.",
+)
+@click.option(
+    "--at",
+    "addresses",
+    multiple=True,
+    metavar="NAME=ADDRESS",
+    help="A host's address, where its name is none.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=29500,
+    show_default=True,
+    help="At which the host of rank 0 is met by all ranks.",
+)
+@click.option(
+    "--rsh",
+    metavar="COMMAND",
+    default="ssh",
+    show_default=True,
+    help="What runs words on a host: COMMAND ADDRESS WORDS.",
+)
+@click.option(
+    "--python",
+    metavar="PATH",
+    default=sys.executable,
+    help="The hosts' Python that has RATrain. [default: this one's path]",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0, 100_000),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Start again after a failure, this often: without hosts that are lost.",
+)
+@click.option("--follow-input", is_flag=True, hidden=True, help="Take orders on standard input.")
+@click.option("--json", "as_json", is_flag=True, help="Print each host's command, start nothing.")
+def command(
+    run: Path,
+    host: str | None,
+    addresses: tuple[str, ...],
+    port: int,
+    rsh: str,
+    python: str,
+    restarts: int,
+    follow_input: bool,
+    as_json: bool,
+) -> int:
+    """Start the ranks of RUN, which `ratrain train JOB --prepare-only` has made, on the
+    hosts of its cluster.
+
+    Without --host, runs each host's command there over ssh, shows what hosts say behind
+    their names, and ends with the worst of their statuses. Ctrl-C or SIGTERM asks all of
+    them to save and stop; a second one ends them. RUN and what its job reads must be on
+    every host under the same path; the command again resumes from the latest checkpoint.
+
+    With --restarts it does so by itself after a failure. Hosts that do not answer then are
+    left out: the run is planned anew for the others, and again when they return.
+
+    \b
+    Examples (the word hosts may be left out):
+      ratrain launch hosts /shared/run
+      ratrain launch hosts /shared/run --at birch=10.0.0.1 --rsh "ssh -l ada"
+      ratrain launch hosts /shared/run --host oak --at birch=10.0.0.1
+    """
+    from ratrain.cli.runs.train import prepare_data
+    from ratrain.plan import load_job
+    from ratrain.runtime.run.host_ranks import run_host_ranks
+    from ratrain.runtime.run.hosts import host_called, hosts_of
+    from ratrain.runtime.run.ready import Launcher
+    from ratrain.runtime.run.remote import HostCommand
+    from ratrain.runtime.run.survive import Surviving, hosts_asked_for
+    from ratrain.runtime.run_folder import RunFolder
+
+    folder = RunFolder(run.resolve())
+    spec = folder.read_spec()
+    hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
+    names = dict.fromkeys((*hosts_asked_for(spec), *(each.name for each in hosts)))
+    address_of = _addresses(addresses, list(names))
+    if host is not None and not as_json:
+        ranks = host_called(hosts, host).ranks
+        first = next(each.name for each in hosts if 0 in each.ranks)
+        rendezvous = address_of[first], port
+        return run_host_ranks(
+            folder, ranks, spec.seats.world_size, rendezvous, follow_input=follow_input
+        )
+
+    def commands(*more: str) -> list[HostCommand]:
+        spec = folder.read_spec()
+        hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
+        first = next(each.name for each in hosts if 0 in each.ranks)
+        words = (python, "-P", "-m", "ratrain", "launch", str(folder.path))
+        meeting = ("--at", f"{first}={address_of[first]}", "--port", str(port), *more)
+        return [
+            HostCommand(each.name, address_of[each.name], [*words, "--host", each.name, *meeting])
+            for each in hosts
+            if each.ranks
+        ]
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    if as_json:
+        body = [
+            {"host": each.host, "address": each.target, "command": shlex.join(each.words)}
+            for each in commands()
+        ]
+        print_json("launch hosts", {"run": str(folder.path), "hosts": body})
+        return 0
+    surviving = Surviving(
+        folder,
+        lambda: commands("--follow-input"),
+        address_of,
+        shlex.split(rsh),
+        lambda: Launcher("ratrain launch", say, prepare_data, ExitStack(), starts_here=False),
+        say,
+    )
+    return surviving.run(restarts)
+
+
+def _addresses(given: tuple[str, ...], hosts: list[str]) -> dict[str, str]:
+    """Each host's address: the one given, else its name."""
+    from ratrain.describe.strict import nearest
+    from ratrain.errors import SpecError
+
+    addresses = {host: host for host in hosts}
+    for text in given:
+        name, _, address = text.partition("=")
+        if not address:
+            raise SpecError(f"{text!r} has no address", place="--at", fix="write NAME=ADDRESS")
+        if name not in addresses:
+            raise SpecError(
+                f"the run has no host {name!r}", place="--at", fix=nearest(name, list(addresses))
+            )
+        addresses[name] = address
+    return addresses

@@ -1,0 +1,1 @@
+"""What all verbs share with the terminal: options, progress, errors, completion, JSON."""

@@ -1,0 +1,66 @@
+"""Types of command-line arguments: names of files, and finite numbers within bounds.
+
+A test walks all verbs and holds that every number has its bounds and every path is one of these.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ratrain.cli.terminal.mistakes import name_of
+from ratrain.errors import SpecError
+
+MOST_STEPS = 1_000_000_000
+MOST_SEED = (1 << 63) - 1
+"""What torch takes."""
+
+
+class FilePath(click.Path):
+    """A path that a file can have: not empty, of parts that file systems take, in UTF-8."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        """The path; what no file can be called is an error."""
+        from ratrain.readers.files import check_name
+
+        place = f"{ctx.command_path if ctx else 'ratrain'} {name_of(param, ctx)}"
+        check_name(str(value), place)
+        if str(value) == "-":
+            raise SpecError(
+                "- is not a file name here",
+                place=place,
+                fix="give a file's name; ./- is a file called -, and /dev/stdout prints",
+            )
+        return super().convert(value, param, ctx)
+
+
+class Whole(click.IntRange):
+    """A whole number from `low` to `high`."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__(low, high)
+
+
+class Real(click.FloatRange):
+    """A finite number from `low` to `high`."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__(low, high)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; NaN is none, though it is below no bound."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+PATH = FilePath(path_type=Path)
+OLD_FILE = FilePath(exists=True, dir_okay=False)
+NEW_FILE = FilePath(dir_okay=False, path_type=Path)

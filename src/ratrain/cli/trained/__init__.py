@@ -1,0 +1,1 @@
+"""Verbs on what was trained: compared, sampled, evaluated, exported."""

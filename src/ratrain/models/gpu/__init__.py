@@ -1,0 +1,1 @@
+"""What a layer does on a GPU, in Triton."""

@@ -1,0 +1,123 @@
+"""All connections that a rank needs, made once, before anything is sent; then it listens no more.
+
+Of two ranks the higher one connects. It says who it is and for which channel, in the words of its
+proof.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Collection
+
+from ratrain.errors import HandshakeFailed, RunFailed, SpecError
+from ratrain.readers.json import parse_json
+from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
+from ratrain.runtime.rank.joining.rendezvous import Rendezvous
+from ratrain.runtime.step.network.connection import Connection
+from ratrain.runtime.step.network.links import Links, Need
+
+_DIAL_S = 20.0
+"""For one connection: its other end may have a small share of a processor, and much to do."""
+_PAUSE_S = 0.1
+
+
+def connect_all(rendezvous: Rendezvous, needs: Collection[Need], patience_s: float) -> Links:
+    """A connection for each need. All ranks of the attempt call this together. `patience_s`: how
+    long each connection then waits for a silent peer."""
+    expected = {need for need in needs if need[0] > rendezvous.rank}
+    arrivals = _Arrivals(expected)
+    listener, key = rendezvous.listener, rendezvous.key
+    handshakes = HandshakeListener(listener, key, arrivals.answer, arrivals.take)
+    try:
+        dialled = {need: _dial(rendezvous, need) for need in needs if need[0] < rendezvous.rank}
+        sockets = {**dialled, **arrivals.all(rendezvous, patience_s)}
+    finally:
+        handshakes.close()
+        listener.close()
+    rank = rendezvous.rank
+    return {need: Connection(sock, rank, need[0], patience_s) for need, sock in sockets.items()}
+
+
+class _Arrivals:
+    """The connections that other ranks make to this one."""
+
+    def __init__(self, expected: Collection[Need]) -> None:
+        self._expected = set(expected)
+        self._came: dict[Need, socket.socket] = {}
+        self._changed = threading.Condition()
+
+    def answer(self, message: bytes) -> bytes:
+        need = _read(message)
+        if need not in self._expected or need in self._came:
+            raise HandshakeFailed(
+                f"rank {need[0]} connected for {need[1]!r}, where it is not expected"
+            )
+        return b""
+
+    def take(self, message: bytes, sock: socket.socket) -> None:
+        need = _read(message)
+        with self._changed:
+            if need in self._came:
+                sock.close()
+                return
+            self._came[need] = sock
+            self._changed.notify_all()
+
+    def all(self, rendezvous: Rendezvous, patience_s: float) -> dict[Need, socket.socket]:
+        """Waits for the last of them."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._missing, max(patience_s, _DIAL_S)):
+                late = sorted({peer for peer, _ in self._missing})
+                raise RunFailed(
+                    f"rank {rendezvous.rank} waited {patience_s:g} s for connections from rank"
+                    f"{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}",
+                    place=f"rank {rendezvous.rank}",
+                    fix="check that the machines can reach each other on all ports",
+                )
+            return self._came
+
+    @property
+    def _missing(self) -> set[Need]:
+        return self._expected - self._came.keys()
+
+
+def _dial(rendezvous: Rendezvous, need: Need) -> socket.socket:
+    """The connection; strangers who crowd the peer's listener may make it take several calls."""
+    address, port = rendezvous.book[need[0]]
+    end_s = time.monotonic() + _DIAL_S
+    while True:
+        try:
+            return _call(rendezvous, need, end_s)
+        except (OSError, HandshakeFailed) as error:
+            if time.monotonic() < end_s - _PAUSE_S:
+                time.sleep(_PAUSE_S)
+                continue
+            reason = error.what if isinstance(error, HandshakeFailed) else error.strerror or error
+            raise RunFailed(
+                f"rank {rendezvous.rank} cannot reach rank {need[0]} at {address}, port {port}: "
+                f"{reason}",
+                place=f"rank {rendezvous.rank}",
+                fix="check that the machines can reach each other on all ports",
+            ) from error
+
+
+def _call(rendezvous: Rendezvous, need: Need, end_s: float) -> socket.socket:
+    left_s = max(end_s - time.monotonic(), _PAUSE_S)
+    sock = socket.create_connection(rendezvous.book[need[0]], timeout=left_s)
+    try:
+        call(sock, rendezvous.key, json.dumps([rendezvous.rank, need[1]]).encode(), end_s)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _read(message: bytes) -> Need:
+    try:
+        (peer, channel), _ = parse_json(message, "a rank's first message")
+        return int(peer), str(channel)
+    except (SpecError, ValueError, TypeError) as error:
+        raise HandshakeFailed("the message does not name a rank and a channel") from error

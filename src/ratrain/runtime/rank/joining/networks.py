@@ -1,0 +1,47 @@
+"""The network that a rank's tensors go over, and how it comes about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ratrain.devices import Device
+from ratrain.program.program import Program
+from ratrain.runtime.rank.joining.connections import connect_all
+from ratrain.runtime.rank.joining.rendezvous import Rendezvous
+from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.network.links import Routes, all_needs, routes_of
+from ratrain.runtime.step.network.network import Network
+from ratrain.runtime.step.network.socket_network import SocketNetwork
+from ratrain.runtime.step.network.staged_network import StagedNetwork, Staging
+
+
+def network_of(
+    program: Program,
+    seats: Seats,
+    seat: Seat,
+    device: Device,
+    rendezvous: Rendezvous,
+    timeout_s: float,
+    hosts: Sequence[int],
+) -> Network:
+    """A program's network, for tensors of a device. All ranks call this together. `hosts`, by world
+    rank: the number of its host."""
+    routes = routes_of(program.setup, seats)
+    network = connected(seats, seat, routes, rendezvous, timeout_s, hosts)
+    if device.place.type == "cpu":
+        return network
+    return StagedNetwork(network, Staging(pinned=device.kind == "cuda"))
+
+
+def connected(
+    seats: Seats,
+    seat: Seat,
+    routes: Routes,
+    rendezvous: Rendezvous,
+    timeout_s: float,
+    hosts: Sequence[int] = (),
+) -> SocketNetwork:
+    """A rank's network for tensors in host memory. `hosts`: left out, all are on one."""
+    hosts = hosts or (0,) * seats.world_size
+    links = connect_all(rendezvous, all_needs(seats, seat, routes), timeout_s)
+    return SocketNetwork(seats, seat, links, hosts, divides_rows=routes.divides_rows)

@@ -1,0 +1,1 @@
+"""What ranks send each other: boundaries, gradients, views, sums in a fixed order."""

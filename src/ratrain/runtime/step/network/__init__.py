@@ -1,0 +1,1 @@
+"""The network between ranks: connections, frames, and what goes over which."""
