@@ -20,8 +20,8 @@ _MADE = "*Written by `scripts/reference.py` from the source: change it there.*\n
 _KEYS = f"""# Every key
 
 {_MADE}
-What a job, a cluster, a plan and a graph file may hold, from the definitions that the loader checks files
-against. [Describe](describe.md) says what the keys mean together. A quantity is a string with its
+What a job, a cluster, a plan and a graph file may hold, from the definitions that the loader checks
+files against. [Describe](describe.md) says what the keys mean together. A quantity is a string with its
 unit: `"20GB"`, `"1Gbit/s"`, `"40us"`. `ratrain schema job` prints the same for editors.
 """
 _VERBS = f"""# Every verb

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from ratrain.errors import SpecError
 from ratrain.graph.read import graph_data
 from ratrain.graph.spec import GraphSource, read_graph_file
 
-NAMES = {"edges": "edges.npy", "features": "features.npy", "labels": "labels.npy"}
+NAMES: dict[str, Any] = {"edges": "edges.npy", "features": "features.npy", "labels": "labels.npy"}
 
 
 @pytest.fixture

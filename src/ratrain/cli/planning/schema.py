@@ -15,8 +15,8 @@ from ratrain.cli.terminal.options import PATH
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Write to a file.")
 @click.option("--json", is_flag=True, expose_value=False, help="The same: a schema is JSON.")
 def command(kind: str, output: Path | None) -> None:
-    """Print the JSON schema of a job, cluster, plan or graph file: its keys, types and bounds, from the
-    same definitions that the loader checks files against.
+    """Print the JSON schema of a job, cluster, plan or graph file: its keys, types and bounds,
+    from the same definitions that the loader checks files against.
 
     Editors that support schemas (VS Code with Even Better TOML, Helix, Neovim with taplo) then
     complete keys and mark mistakes. In a TOML file, refer to it in the first line:

@@ -282,9 +282,8 @@ def _compared_lines(rows: list[Compared]) -> Iterator[str]:
     from ratrain.describe.lines import wrapped
     from ratrain.describe.units import format_bytes, format_time
 
-    yield (
-        f"{'mode':10}{'gradient error':>15}{'epoch':>10}{'in memory':>11}{'read':>10}{'written':>10}"
-    )
+    titles = f"{'epoch':>10}{'in memory':>11}{'read':>10}{'written':>10}"
+    yield f"{'mode':10}{'gradient error':>15}{titles}"
     for row in rows:
         if row.why:
             yield f"{row.mode:10}does not fit"
