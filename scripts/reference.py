@@ -21,8 +21,8 @@ _KEYS = f"""# Every key
 
 {_MADE}
 What a job, a cluster, a plan and a graph file may hold, from the definitions that the loader checks
-files against. [Describe](describe.md) says what the keys mean together. A quantity is a string with its
-unit: `"20GB"`, `"1Gbit/s"`, `"40us"`. `ratrain schema job` prints the same for editors.
+files against. [Describe](describe.md) says what the keys mean together. A quantity is a string with
+its unit: `"20GB"`, `"1Gbit/s"`, `"40us"`. `ratrain schema job` prints the same for editors.
 """
 _VERBS = f"""# Every verb
 

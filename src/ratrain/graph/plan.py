@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ratrain.describe.units import format_bytes
-from ratrain.errors import Infeasible
+from ratrain.errors import Infeasible, SpecError
 from ratrain.graph.blocks import Blocks, blocks_of
 from ratrain.graph.clock import Rates, clocked
 from ratrain.graph.csr import Csr, Ints, aggregation, renumbered
@@ -30,12 +30,14 @@ from ratrain.graph.spec import GraphFile, MemoryKeys
 from ratrain.graph.trace import Shape
 from ratrain.graph.units import Unit, units_of
 
-PROCESS_BYTES = 270_000_000
+PROCESS_BYTES = 275_000_000
 """Of Python with torch, before anything of a graph: measured 240 MB on Linux, x86, CPU build."""
 ROW_BYTES = 40
 """Of a node: its label, its place in the order, whether it is learned, working space."""
 EMPTY = Csr(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32))
-MOST_PARTS = 1024
+MOST_PARTS = 128
+MOST_PAIRS = 20_000
+"""Of partitions that share edges: a program of an epoch has some six ops for each."""
 PARTS_IN_MEMORY = 12
 """So many of the widest data are to fit beside everything else, where `parts` is left out."""
 
@@ -70,7 +72,11 @@ class Laid:
         sums = max(max(u.sum_forward, u.sum_backward) for u in shape.units)
         widest = max(max(u.width_in, u.gradient) for u in shape.units)
         side = 2 * widest + 5 * shape.units[-1].width
-        return (group * sums + side) * shape.largest * shape.element_bytes
+        heads = max(u.heads for u in shape.units)
+        if heads:  # rows under way, and a dozen numbers of each edge
+            side += 2 * max(u.width for u in shape.units if u.attends)
+        edges = 12 * heads * int(max(shape.entries.max(), shape.entries_back.max()))
+        return ((group * sums + side) * shape.largest + edges) * shape.element_bytes
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,13 @@ def cut(spec: GraphFile, data: GraphData, partition: Partition, how: str) -> Lai
         _entries(backward, partition.count),
         element_bytes,
     )
+    if len(forward) > MOST_PAIRS:
+        raise SpecError(
+            f"{len(forward):,} pairs of {partition.count:,} partitions share edges; at most "
+            f"{MOST_PAIRS:,} are planned",
+            place="[memory] parts",
+            fix=f"cut into fewer, as {int(partition.count * (MOST_PAIRS / len(forward)) ** 0.5)}",
+        )
     rows = expansion(graph, partition)
     sizes = data.graph.nodes, data.graph.edges
     return Laid(data, partition, how, shape, forward, backward, rows, *sizes)
@@ -238,7 +251,7 @@ def _too_small(laid: Laid, memory: MemoryKeys, last: Candidate | None) -> Infeas
     standing, working = laid.standing_bytes, laid.working_bytes(1)
     needed = standing + working + MOST_IN_OP * cell_bytes_of(laid.shape)
     said = f": {last.why}" if last else ""
-    rising = max(needed, int(memory.budget_bytes * 1.2))
+    rising = max(needed, int(memory.budget_bytes * 1.02))
     return Infeasible(
         f"{format_bytes(memory.budget_bytes)} do not hold the process with the graph "
         f"({format_bytes(standing)}), one sum ({format_bytes(working)}) and its data{said}",

@@ -47,6 +47,8 @@ def disk_of(spec: GraphFile, base: Path, folder: Path) -> Path:
 
 def check_folder(folder: Path, *, resume: bool) -> None:
     """A SpecError where a folder has a run that nobody asked to go on with."""
+    if exists(folder) and not folder.is_dir():
+        raise SpecError("is no folder", place=str(folder), fix="name another one: --run")
     if not resume and listed(folder / CHECKPOINTS):
         raise SpecError(
             "there is a run already",
