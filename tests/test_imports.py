@@ -15,6 +15,7 @@ import pytest
 from ratrain.plan import PUBLIC
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
+PLANNER = SOURCE / "plan"
 ORDER = (
     ("errors", "compiled", "data", "proof", "ranges", "plugins", "controls", "extras"),
     ("readers",),
@@ -27,6 +28,7 @@ ORDER = (
     ("plan",),
     ("reproduce", "validate", "convert"),
     ("devices", "models"),
+    ("check",),
     ("runtime",),
     ("report",),
     ("api",),
@@ -44,6 +46,7 @@ ONLY = {
     "checkpoint": LOW,
     "models": LOW,
     "devices": (*LOW, "kernels"),
+    "check": (*LOW, "devices", "models"),
     "engines": (*LOW, "plugins"),
     "storage": LOW,
     "graph": (*LOW, "program", "simulate", "storage", "checkpoint"),
@@ -53,7 +56,7 @@ ONLY = {
 ABOVE_ALL = ("runtime", "report", "api", "cli")
 """The rooms of the line that may import those beside it too."""
 
-TORCH_ROOMS = ("runtime", "models", "devices", "graph")
+TORCH_ROOMS = ("runtime", "models", "devices", "check", "graph")
 OPTIMIZERS = SOURCE / "describe" / "optimizers"
 TORCH_ADAPTERS = ("transport", "profile")
 """The rooms that may import torch too, lazily, inside a function."""
@@ -76,6 +79,7 @@ FLOORS = {
         ("file",),
         ("price",),
         ("case",),
+        ("draft",),
         ("search", "orders"),
         ("words",),
     ),
@@ -201,6 +205,13 @@ def test_every_file_of_a_room_with_floors_is_on_one(room: str) -> None:
     on_floors = {"__init__", *sum(FLOORS[room], ())}
     for path in (SOURCE / room).rglob("*.py"):
         assert path.relative_to(SOURCE / room).parts[0].removesuffix(".py") in on_floors
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in (SOURCE / "plan").rglob("*.py")})
+)
+def test_no_folder_of_the_planner_has_more_than_thirty_files(folder: Path) -> None:
+    assert len(list(folder.glob("*.py"))) <= 30
 
 
 def test_other_rooms_import_only_the_public_names_of_the_planner() -> None:

@@ -3,9 +3,9 @@
     python benchmarks/survival/chaos.py --minutes 30 --seed 7
 
 Four emulated machines on two sites (examples/clusters/two-sites-lab.toml) train the tiny model.
-First undisturbed, for a minute; then under `ratrain lab chaos`, a fault every 29 s on average, of every
-kind. Root, on a quiet machine. Throughput outside of recovery: steps that counted, in the time from
-which each wait after a new start is taken away, against the undisturbed rate.
+First undisturbed, for a minute; then under `ratrain lab chaos`, a fault every 29 s on average, of
+every kind. Root, on a quiet machine. Throughput outside of recovery: steps that counted, in the
+time from which each wait after a new start is taken away, against the undisturbed rate.
 """
 
 from __future__ import annotations

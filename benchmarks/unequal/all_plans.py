@@ -25,14 +25,14 @@ from loose import LooseClock, LooseStages
 from random_clusters import Cluster
 
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.clock import StageClock
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.parts import Part, part_of
+from ratrain.plan.draft.pools import Post, Shape, in_division, pools_of, tensor_degrees, used_of
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.parts import Part, part_of
-from ratrain.plan.search.pools import Post, Shape, in_division, pools_of, tensor_degrees, used_of
-from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import timed
 from ratrain.program.replicas import Recovery
 

@@ -27,9 +27,9 @@ from statistics import median
 from all_plans import AllPlans
 from random_clusters import Cluster, Kind, random_cluster, write_job
 
+from ratrain.plan.draft.draft import Draft
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan, has_members
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.every_plan import every_plan
 
 __all__ = ["Cluster", "Kind", "compare", "random_cluster", "write_job"]

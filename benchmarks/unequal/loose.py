@@ -14,13 +14,13 @@ from itertools import product
 
 from ratrain.describe.cluster import Device, Link
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.clock import STEPS, Holders, StageClock, StageProgram, UnitSums
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.parts import Part
+from ratrain.plan.draft.pools import Pool, PoolLinks, Post, pools_of
+from ratrain.plan.draft.stages import Seconds, Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.search.clock import STEPS, Holders, StageClock, StageProgram, UnitSums
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.parts import Part
-from ratrain.plan.search.pools import Pool, PoolLinks, Post, pools_of
-from ratrain.plan.search.stages import Seconds, Stages
 from ratrain.program.replicas import Recovery
 
 

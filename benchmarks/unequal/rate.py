@@ -24,13 +24,13 @@ from random import Random
 import numpy as np
 from random_clusters import Cluster, Kind, write_job
 
+from ratrain.plan.draft.clock import StageClock
+from ratrain.plan.draft.draft import Draft, shared
+from ratrain.plan.draft.parts import Part, part_of
+from ratrain.plan.draft.pools import Post, pools_of
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
-from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.draft import Draft, shared
-from ratrain.plan.search.parts import Part, part_of
-from ratrain.plan.search.pools import Post, pools_of
-from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import timed
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.costs import Floats

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ratrain.devices.mt3000 import TilePrograms, product
+from ratrain.devices.mt3000 import answer, product
+from ratrain.devices.operators import Intercepting
 
 
 def farthest(ours: Tensor, exact: Tensor) -> float:
@@ -28,7 +29,7 @@ def test_products_are_those_of_the_tile_programs_whatever_the_operator(dtype: to
     onto = torch.randn(30, 40, generator=draw).to(dtype)
     wanted = product(a, b)
     assert farthest(wanted, a.double() @ b.double()) < 8
-    with TilePrograms():
+    with Intercepting(answer):
         assert torch.equal(a @ b, wanted)
         assert torch.equal(b.t() @ a.t(), product(b.t(), a.t()))
         assert torch.equal(torch.addmm(onto, a, b), onto + wanted)
@@ -47,7 +48,7 @@ def test_attention_and_its_gradients_are_near_those_of_fp64() -> None:
         return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad.detach())]
 
     exact = attended([tensor.double() for tensor in made])
-    with TilePrograms():
+    with Intercepting(answer):
         ours = attended(made)
     for tensor, wanted in zip(ours, exact, strict=True):
         assert tensor.dtype == torch.float16
@@ -56,7 +57,7 @@ def test_attention_and_its_gradients_are_near_those_of_fp64() -> None:
 
 def test_what_no_kernel_is_for_stays_torch_s() -> None:
     a = torch.randn(4, 4, dtype=torch.float64)
-    with TilePrograms():
+    with Intercepting(answer):
         assert torch.equal(a @ a, torch.mm(a, a))
         assert torch.equal(a.exp(), torch.exp(a))
 

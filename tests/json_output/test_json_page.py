@@ -7,15 +7,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+import torch
 from cli_runs import here, ratrain_arguments, write_job
 from documented import documented, paths_of
 from planner_files import COMMANDS, EXAMPLES
 
+from ratrain.check import Where
+from ratrain.check.call import Call
+from ratrain.check.kept import keep_call
 from ratrain.cli.main import VERBS, ratrain
 from ratrain.lab.needs import missing
 from ratrain.profile import machine
@@ -38,7 +43,7 @@ QUICK: dict[str, list[Words]] = {
     "error": [["simulate", "nothing.toml"], ["simulat"], ["plan"]],
     "init cluster": [["init", "cluster", "here.toml"]],
     "init example": [["init", "example"], ["init", "example", "small.toml", "-o", "examples"]],
-    "models": [["models"], ["models", "llama-3.1-8b"]],
+    "models": [["models"], ["models", "llama-3.1-8b"], ["models", "mixtral-8x7b"]],
     "clusters": [
         ["clusters"],
         *(
@@ -101,6 +106,10 @@ SLOW: dict[str, list[Words]] = {
     "launch kubernetes": [["launch", "kubernetes", "first", "--image", "registry.example/x:1"]],
     "timeline": [["timeline", "first"]],
     "compare": [["compare", "first", "other"]],
+    "check": [
+        ["check", "job.toml", "--steps", "1", "--run", "compared"],
+        ["check", "--replay", "kept"],
+    ],
     "sample": [["sample", "first", "--prompt", "line "]],
     "evaluate": [["evaluate", "first", "text.txt"]],
     "export": [["export", "first", "weights", "--step", "4"]],
@@ -175,6 +184,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (made / "measured.csv").write_text(
         "id,level,dtype,mode,M,K,N,cores,KA,value,note\nA1,uk,f64,NN,6,64,48,1,64,159.03,\n"
     )
+    product = Call(torch.ops.aten.mm.default, (torch.ones(2, 3), torch.ones(3, 2)), {})
+    keep_call(made / "kept", product, [torch.zeros(2, 2)], "cpu", asdict(Where()))
     (made / "held-out.txt").write_text("".join(f"{n} and {n} is {2 * n}.\n" for n in range(99)))
     return made
 

@@ -42,12 +42,17 @@ PRICED = (
     "plan/layout/compute_times.py",
     "plan/layout/gradient_groups.py",
     "plan/layout/transfers.py",
+    "plan/price/bill.py",
     "plan/price/durations.py",
     "plan/price/estimate.py",
+    "plan/price/fitted.py",
+    "plan/price/held.py",
+    "plan/price/kind_speed.py",
     "plan/price/least_time.py",
     "plan/price/loops.py",
     "plan/price/reductions.py",
     "plan/price/places.py",
+    "plan/price/what_if.py",
 )
 TESTS = (
     "tests/cost",
@@ -64,6 +69,9 @@ TESTS = (
     "tests/plan/test_sequence_parallel.py",
     "tests/plan/test_buckets.py",
     "tests/plan/test_driving.py",
+    "tests/plan/test_what_if.py",
+    "tests/plan/test_bill.py",
+    "tests/plan/test_estimate.py",
 )
 """The quick tests about prices, those that catch most in the least time first."""
 

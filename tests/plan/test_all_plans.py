@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.parts import Part, part_of
+from ratrain.plan.draft.pools import Shape, used_of
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.parts import Part, part_of
-from ratrain.plan.search.pools import Shape, used_of
 from ratrain.plan.search.trial import timed
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "unequal"

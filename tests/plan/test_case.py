@@ -27,7 +27,13 @@ from ratrain.errors import ProgramError, RatrainError, SpecError
 from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
+from ratrain.plan.layout.sizes import (
+    blocks_of_stages,
+    layers_of_stages,
+    parameter_balanced_layers,
+    stages_of,
+)
+from ratrain.program.replicas import Stage
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.program.text.family_groups import takes
 from ratrain.program.verify import Rule, verify
@@ -133,6 +139,20 @@ def test_identical_replicas_are_simulated_once() -> None:
     assert [replica.count for replica in case.setup.replicas] == [3]
     assert case.program.setup.ranks == 2
     assert case.program.setup.devices == 6
+
+
+def test_stages_are_sized_once_for_each_sort_of_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On many devices of one kind a setup is made at once, however deep the pipeline is."""
+    asked: list[LayoutSpec] = []
+
+    def counted(spec: JobSpec, layout: LayoutSpec) -> tuple[Stage, ...]:
+        asked.append(layout)
+        return stages_of(spec, layout)
+
+    plan = case_of(job(layout=LayoutSpec(pipeline=4, data=2))).plan
+    monkeypatch.setattr("ratrain.plan.layout.plan.stages_of", counted)
+    assert len(replace(plan).setup.replicas[0].stages) == 4
+    assert len(asked) == 1
 
 
 def test_unequal_replicas_are_simulated_in_full() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from random import Random
 
@@ -16,15 +17,16 @@ from test_unequal_search import LEVEL_1, LOCAL, stages_of
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.pools import Post, Shape
+from ratrain.plan.draft.space import Side, Space, sides_of
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.search import moves
 from ratrain.plan.search.beam import Beam, seeds
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.effort import effort_of
 from ratrain.plan.search.known_plans import plan_of_job
+from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MOVES, Drafts, Move, changed, declare_move
-from ratrain.plan.search.pools import Post, Shape
-from ratrain.plan.search.space import Side, Space, sides_of
+from ratrain.plan.search.moves_of_work import a_layer
 from ratrain.plan.words.explain_others import others_text
 
 
@@ -46,11 +48,12 @@ def job_of(folder: Path) -> JobSpec:
 
 
 def random_drafts(space: Space, count: int) -> Iterator[Draft]:
-    """Drafts some moves away from a seed."""
-    begun = list(seeds(space, divided=False, state=LEVEL_1))
+    """Drafts some moves away from a seed, half of them of stages with several members."""
+    plain = list(seeds(space, divided=False, state=LEVEL_1))
+    with_members = list(members_seeds(space, inf))
     for number in range(count):
         dice = Random(number)
-        draft = dice.choice(begun)
+        draft = dice.choice(with_members if number % 2 else plain)
         for _ in range(dice.randrange(4)):
             draft = dice.choice(list(changed(space, draft)))
         yield draft
@@ -58,19 +61,19 @@ def random_drafts(space: Space, count: int) -> Iterator[Draft]:
 
 def test_every_move_shares_the_whole_batch_among_devices_that_exist(space: Space) -> None:
     seen = Counter[str]()
-    for draft in random_drafts(space, 8):
-        made = [(name, o) for name, move in MOVES.items() for o in move.changes(space, draft) if o]
+    for draft in random_drafts(space, 5):
+        made = [(name, other) for name, move in MOVES.items() for other in move.of(space, draft)]
         for name, other in made:
             seen[name] += 1
             used = Counter[int]()
             for part in other.parts:
                 assert sum(part.layers) == space.stages.job.model.spec.layers
-                for post in part.shape:
-                    used[post.pool] += post.tensor
+            for post in other.all_posts:
+                used[post.pool] += post.tensor
             assert all(used[pool] <= count for pool, count in enumerate(space.counts)), name
             sides = zip(other.parts, other.shares, strict=True)
             assert sum(part.micro_batch * share for part, share in sides) == 24, name
-    assert set(seen) >= set(MOVES) - {"between-hosts"}, "each has made something"
+    assert set(seen) >= set(MOVES) - {"between-hosts", "members-cuts"}, "each has made something"
 
 
 def test_every_draft_of_three_devices_is_some_moves_away_from_a_seed(tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def test_a_move_of_one_s_own_is_found_by_the_search(
 
 def test_a_name_is_declared_once() -> None:
     with pytest.raises(ProgramError, match="the move layer is declared twice"):
-        declare_move("layer", Move("again", moves.a_layer))
+        declare_move("layer", Move("again", a_layer))
 
 
 def test_the_page_s_move_joins_the_search_and_explain_lists_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders import schedules
 from ratrain.plan.orders.schedules import Comparison, compare_schedules
-from ratrain.plan.words.schedules import comparison_text
+from ratrain.plan.words.schedules import compared_text
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES
 from ratrain.simulate.simulate import simulate
@@ -108,7 +108,7 @@ def test_every_name_of_the_registry_stands_whole_in_its_row(compared: Comparison
     assert predicted is not None
     wide = replace(predicted, step_s=123456.0, stages_per_rank=2)
     rows = tuple(replace(row, predicted=row.predicted and wide) for row in compared.rows)
-    lines = list(comparison_text(replace(compared, rows=rows)))
+    lines = list(compared_text(replace(compared, rows=rows)))
     assert max(map(len, lines)) <= 80
     words = {line.lstrip("*").split()[0] for line in lines if line.strip()}
     assert set(STRATEGIES) <= words

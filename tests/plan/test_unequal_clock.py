@@ -13,13 +13,13 @@ from random_jobs import job
 from test_left_out import job_file
 
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.clock import StageClock
+from ratrain.plan.draft.draft import Draft, shared
+from ratrain.plan.draft.parts import part_of
+from ratrain.plan.draft.pools import Post, pools_of
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
-from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.draft import Draft, shared
-from ratrain.plan.search.parts import part_of
-from ratrain.plan.search.pools import Post, pools_of
-from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import strategy

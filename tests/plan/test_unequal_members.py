@@ -20,21 +20,22 @@ from test_unequal_search import BENCHMARKS, stages_of, verb
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
 from ratrain.plan.case.case import Case, case_of_plan
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.on_devices import plans_of
+from ratrain.plan.draft.parts import Member
+from ratrain.plan.draft.space import Space
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.members import MembersDraft, MembersParts
-from ratrain.plan.search.members_changes import members_changed
-from ratrain.plan.search.members_clock import MembersClock
-from ratrain.plan.search.members_drafts import Idea, Ideas, shares_of
-from ratrain.plan.search.members_search import MembersSearch, members_search
-from ratrain.plan.search.on_devices import plans_of_members
-from ratrain.plan.search.stages import Stages
+from ratrain.plan.search.drafts import DraftSearch
+from ratrain.plan.search.effort import effort_of
+from ratrain.plan.search.members_seeds import Ideas, members_seeds
+from ratrain.plan.search.moves import changed
 from ratrain.plan.search.trial import fastest_of
+from ratrain.plan.search.tried import Timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.text.write import write_text
 from ratrain.simulate.long import simulate_proved
@@ -57,26 +58,39 @@ def two_kinds(folder: Path, sequences: int = 12) -> JobSpec:
     return load_job(job_file(folder, sequences=sequences, fast=(40, 2), slow=(15, 3)))
 
 
-def made_of(stages: Stages, ideas: Ideas, idea: Idea, state: StateMode) -> MembersDraft | None:
-    """The draft of an idea, where there is one."""
-    made = [ideas.part_of(idea, number) for number in range(len(idea.pipelines))]
-    parts = [part for part in made if part is not None]
-    if len(parts) < len(made):
-        return None
-    shares = shares_of(parts, stages.job.batch.sequences // parts[0].micro_batch)
-    clock = MembersClock(stages, StageClock(stages))
-    return None if shares is None else clock.draft(parts, shares, state)
+def space_of(spec: JobSpec, *states: StateMode) -> Space:
+    return Space(stages_of(spec), states or (LEVEL_1,))
 
 
-def drafts_of(stages: Stages, size: int = 1, state: StateMode = LEVEL_1) -> list[MembersDraft]:
-    ideas = Ideas(stages, size, state, divided=False)
-    made = (made_of(stages, ideas, idea, state) for idea in ideas.best(inf))
-    return [draft for draft in made if draft is not None]
+def drafts_of(space: Space, size: int = 1, state: StateMode = LEVEL_1) -> list[Draft]:
+    ideas = Ideas(space, size, state, divided=False)
+    return [draft for idea in ideas.best(inf) if (draft := ideas.draft(idea)) is not None]
 
 
-def search(spec: JobSpec, *states: StateMode) -> MembersSearch:
-    stages = stages_of(spec)
-    return members_search(stages, StageClock(stages), states or (LEVEL_1,), inf, lambda: None)
+def search(spec: JobSpec, *states: StateMode) -> list[Timed]:
+    """What is found of stages with members, by themselves."""
+    seeker = DraftSearch(spec, inf, None, effort_of(spec.cluster.devices))
+    seeker.space = space_of(spec, *states)
+    return seeker.best_of((), inf, lambda _: True, members_seeds(seeker.space, inf))
+
+
+def recovering(draft: Draft) -> Draft:
+    """The draft with every member that computes in recovery."""
+    parts = [
+        replace(
+            part,
+            works=tuple(work._replace(recovery=Recovery.FORWARD) for work in part.works),
+            beside=tuple(
+                tuple(
+                    Member(post, work and work._replace(recovery=Recovery.FORWARD))
+                    for post, work in others
+                )
+                for others in part.beside
+            ),
+        )
+        for part in draft.parts
+    ]
+    return replace(draft, parts=tuple(parts))
 
 
 def with_budget(spec: JobSpec, budget: int) -> JobSpec:
@@ -101,8 +115,7 @@ def checked(spec: JobSpec, plan: Plan, step_s: float) -> None:
 def test_no_device_is_twice_in_a_draft_and_every_micro_batch_has_one_server_in_each_stage(
     tmp_path: Path,
 ) -> None:
-    stages = stages_of(two_kinds(tmp_path))
-    made = drafts_of(stages)
+    made = drafts_of(space_of(two_kinds(tmp_path)))
     assert {len(draft.parts) for draft in made} == {1, 2, 3}
     assert {sum(draft.used(2)) for draft in made} >= {4, 5}
     for draft in made:
@@ -116,10 +129,9 @@ def test_no_device_is_twice_in_a_draft_and_every_micro_batch_has_one_server_in_e
 
 
 def test_members_share_a_stage_by_their_speed(tmp_path: Path) -> None:
-    stages = stages_of(two_kinds(tmp_path, sequences=48))
-    for draft in drafts_of(stages):
+    for draft in drafts_of(space_of(two_kinds(tmp_path, sequences=48))):
         for part, share in zip(draft.parts, draft.shares, strict=True):
-            for works, shares in zip(part.works, part.serves(share), strict=True):
+            for works, shares in zip(part.computing, part.serves(share), strict=True):
                 rates = [1 / work.busy_s for work in works]
                 for rate, of_member in zip(rates, shares, strict=True):
                     assert abs(len(of_member) - share * rate / sum(rates)) <= 1
@@ -128,11 +140,11 @@ def test_members_share_a_stage_by_their_speed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_plan_is_faster_than_its_draft_says_and_processes_can_run_all(tmp_path: Path) -> None:
     spec = two_kinds(tmp_path)
-    stages = stages_of(spec)
+    space = space_of(spec)
     for count in (1, 2):
-        made = [draft for draft in drafts_of(stages) if len(draft.parts) == count]
+        made = [draft for draft in drafts_of(space) if len(draft.parts) == count]
         for draft in sorted(made, key=lambda draft: draft.estimate_s)[:5]:
-            plans = plans_of_members(spec, stages.pools, draft)
+            plans = plans_of(spec, space.stages.pools, draft)
             timed, short = fastest_of(plans, draft, inf)
             assert timed is not None and not short
             assert timed.step_s >= draft.least_s * (1 - 1e-12)
@@ -144,32 +156,27 @@ def test_no_plan_is_faster_than_its_draft_says_and_processes_can_run_all(tmp_pat
 def test_a_host_is_one_member_of_several_devices_beside_members_of_one(tmp_path: Path) -> None:
     rack = Cluster((Kind(30, 4, one_host=True), Kind(20, 2, one_host=False)), "1Gbit/s", 4, 8)
     spec = load_job(write_job(tmp_path, rack))
-    stages = stages_of(spec)
+    space = space_of(spec)
     unlike = [
         draft
-        for draft in drafts_of(stages)
-        if any(len({post.tensor for post in shape}) > 1 for shape in draft.parts[0].shapes)
+        for draft in drafts_of(space)
+        if any(len({post.tensor for post in posts}) > 1 for posts in draft.parts[0].posts)
     ]
     assert {post.tensor for draft in unlike for post in draft.all_posts} == {1, 2, 4}
     draft = min(unlike, key=lambda draft: draft.estimate_s)
-    timed, _ = fastest_of(plans_of_members(spec, stages.pools, draft), draft, inf)
+    timed, _ = fastest_of(plans_of(spec, space.stages.pools, draft), draft, inf)
     assert timed is not None
     checked(spec, timed.plan, timed.step_s)
 
 
 def test_changes_move_a_layer_or_a_device_and_leave_one_idle(tmp_path: Path) -> None:
-    stages = stages_of(two_kinds(tmp_path))
-    clock = MembersClock(stages, StageClock(stages))
-    start = next(draft for draft in drafts_of(stages) if draft.parts[0].layers == (2, 2))
+    space = space_of(two_kinds(tmp_path))
+    start = next(draft for draft in drafts_of(space) if draft.parts[0].layers == (2, 2))
     (part,) = start.parts
-
-    def maker(size: int, parts: int) -> MembersParts:
-        return MembersParts(stages, size, LEVEL_1, parts - 1)
-
-    near = list(members_changed(stages, clock, maker, start))
+    near = [*changed(space, start), *changed(space, start, polishing=True)]
     others = [draft.parts[0] for draft in near]
-    assert any(o.layers != part.layers and o.shapes == part.shapes for o in others)
-    assert any(o.shapes != part.shapes for o in others)
+    assert any(o.layers != part.layers and o.posts == part.posts for o in others)
+    assert any(o.posts != part.posts for o in others)
     assert any(o.micro_batch == 2 for o in others)
     counts = {sum(draft.used(2)) - sum(start.used(2)) for draft in near}
     assert counts >= {-1, 0}
@@ -178,11 +185,11 @@ def test_changes_move_a_layer_or_a_device_and_leave_one_idle(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_member_whose_memory_is_short_recovers(tmp_path: Path) -> None:
     spec = two_kinds(tmp_path)
-    budget = search(spec).plans[0].bound_bytes - 400_000
+    budget = search(spec)[0].bound_bytes - 400_000
     found = search(with_budget(spec, budget))
-    assert found.plans
-    assert all(plan.bound_bytes <= budget for plan in found.plans)
-    modes = {mode for plan in found.plans for r in plan.plan.replicas for mode in r.recovery}
+    assert found
+    assert all(plan.bound_bytes <= budget for plan in found)
+    modes = {mode for plan in found for r in plan.plan.replicas for mode in r.recovery}
     assert any(mode.again for mode in modes)
 
 
@@ -191,23 +198,18 @@ def test_where_memory_binds_a_device_that_is_left_holds_a_stage_and_computes_not
     tmp_path: Path,
 ) -> None:
     spec = two_kinds(tmp_path)
-    ample = Ideas(stages_of(spec), 1, LEVEL_1, divided=False)
+    ample = Ideas(space_of(spec), 1, LEVEL_1, divided=False)
     assert not any(any(h) for idea in ample.best(inf) for _, h in idea.pipelines)
     assert not ample.memory_binds
     spec = load_job(job_file(tmp_path, fast=(40, 2), slow=(1, 2)))
-    tight = with_budget(spec, search(spec).plans[0].bound_bytes * 7 // 10)
-    stages = stages_of(tight)
-    ideas = Ideas(stages, 1, LEVEL_1, divided=False)
+    tight = with_budget(spec, search(spec)[0].bound_bytes * 7 // 10)
+    space, proved = space_of(tight), 0
+    ideas = Ideas(space, 1, LEVEL_1, divided=False)
     holding = [idea for idea in ideas.best(inf) if any(any(h) for _, h in idea.pipelines)]
     assert ideas.memory_binds and holding
-    clock, proved = MembersClock(stages, StageClock(stages)), 0
-    for shapes, holders in (idea.pipelines[0] for idea in holding):
-        modes = [[Recovery.FORWARD] * len(shape) for shape in shapes]
-        part = ideas.alone.made(shapes, holders=holders, recovery=modes)
-        draft = None if part is None else clock.draft([part], [12], LEVEL_1)
-        if draft is None:
-            continue
-        timed, _ = fastest_of(plans_of_members(tight, stages.pools, draft), draft, inf)
+    for draft in filter(None, map(ideas.draft, holding)):
+        plans = plans_of(tight, space.stages.pools, recovering(draft))
+        timed, _ = fastest_of(plans, draft, inf)
         if timed is not None:
             proved += 1
             assert any(m.serves == () for m in timed.plan.setup.members)
@@ -224,11 +226,11 @@ def test_level_3_is_drafted_where_the_schedule_gathers_once_and_memory_binds(
     spec = load_job(path)
     level_3 = StateMode(3, False)
     ample = search(spec, LEVEL_1, level_3)
-    assert {plan.plan.mode.sharding for plan in ample.plans} == {1}
-    tight = with_budget(spec, ample.plans[0].bound_bytes * 8 // 10)
+    assert ample[0].plan.mode.sharding == 1
+    tight = with_budget(spec, ample[0].bound_bytes * 8 // 10)
     found = search(tight, LEVEL_1, level_3)
-    assert 3 in {plan.plan.mode.sharding for plan in found.plans}
-    for plan in found.plans[:3]:
+    assert 3 in {plan.plan.mode.sharding for plan in found}
+    for plan in found[:3]:
         checked(tight, plan.plan, plan.step_s)
 
 
@@ -239,8 +241,7 @@ def test_level_3_is_drafted_where_the_schedule_gathers_once_and_memory_binds(
 def test_states_that_members_cannot_share_are_not_drafted(
     tmp_path: Path, states: tuple[StateMode, ...]
 ) -> None:
-    found = search(two_kinds(tmp_path), *states)
-    assert (found.plans, found.drafts, found.simulated) == ((), 0, 0)
+    assert not search(two_kinds(tmp_path), *states)
 
 
 @pytest.mark.slow
@@ -250,7 +251,7 @@ def test_what_is_drafted_on_random_clusters_is_proved_and_read_back(tmp_path: Pa
         folder = tmp_path / str(seed)
         folder.mkdir()
         spec = load_job(write_job(folder, random_cluster(Random(seed), 7)))
-        for plan in search(spec).plans[:4]:
+        for plan in search(spec)[:4]:
             special.update(special_of(plan.plan))
             checked(spec, plan.plan, plan.step_s)
     assert special >= {"several replicas", "unequal degrees", "idle devices"}

@@ -21,22 +21,22 @@ from ratrain.cli.main import ratrain
 from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.errors import Infeasible
 from ratrain.plan.case.case import case_of_plan
+from ratrain.plan.draft.aligned import cut_alike, moved_alike
+from ratrain.plan.draft.draft import Draft, draft_of, shares_of
+from ratrain.plan.draft.on_devices import plans_of
+from ratrain.plan.draft.parts import Part, layers_moved, part_of, recut
+from ratrain.plan.draft.pools import Post, pools_of
+from ratrain.plan.draft.space import Space
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.file.form import load_plan, parse_plan
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
 from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import least_step_s
-from ratrain.plan.search.aligned import cut_alike, moved_alike
 from ratrain.plan.search.beam import seeds
-from ratrain.plan.search.draft import Draft, draft_of, shares_of
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.moves import MOVES, changed
-from ratrain.plan.search.on_devices import plans_of
-from ratrain.plan.search.parts import Part, layers_moved, part_of, recut
-from ratrain.plan.search.pools import Post, pools_of
-from ratrain.plan.search.space import Space
-from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import timed
 from ratrain.plan.search.unequal import searchable
 from ratrain.plan.words.unequal import every_text

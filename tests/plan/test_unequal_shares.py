@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from test_left_out import job_file
 
+from ratrain.plan.draft.draft import Draft, shared
+from ratrain.plan.draft.parts import part_of
+from ratrain.plan.draft.pools import Post, Shape, pools_of
+from ratrain.plan.draft.shares import MOST_SEQUENCES, best_shares
+from ratrain.plan.draft.space import Space
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, divisors_of
 from ratrain.plan.layout.jobs import load_job, strategy_of
-from ratrain.plan.search.draft import Draft, shared
-from ratrain.plan.search.parts import part_of
-from ratrain.plan.search.pools import Post, Shape, pools_of
-from ratrain.plan.search.shares import MOST_SEQUENCES, best_shares
-from ratrain.plan.search.space import Space
-from ratrain.plan.search.stages import Stages
 from ratrain.program.replicas import Recovery
 
 LEVEL_1 = StateMode(1, False)

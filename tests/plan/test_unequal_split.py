@@ -23,7 +23,7 @@ from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.split import SplitSearch, in_split_orders, may_be_split
 from ratrain.plan.search.trial import timed_plan
-from ratrain.plan.search.tried import Drafted, Timed
+from ratrain.plan.search.tried import Timed
 from ratrain.plan.words.unequal import every_text
 from ratrain.program.replicas import Recovery
 from ratrain.program.text import write_text
@@ -45,7 +45,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EveryPlan]:
     return path, every_plan(load_job(path))
 
 
-def best_of(plans: EveryPlan) -> Timed[Drafted]:
+def best_of(plans: EveryPlan) -> Timed:
     assert plans.best is not None
     return plans.best
 

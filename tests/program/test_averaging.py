@@ -16,16 +16,32 @@ from ratrain.program.actions import Action
 from ratrain.program.kind import Cost, Kind, Lane, Partners, Scope
 from ratrain.program.program import Program
 from ratrain.program.rules import RULES, declare, withdraw
-from ratrain.program.setup import Accumulation, Setup
+from ratrain.program.setup import Accumulation, Averages, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import Rule, verify
 
-REDUCED_LANE = (Kind.AverageW, Kind.TieSync)
+REDUCED_LANE = (Kind.AverageW, Kind.AverageCopy, Kind.TieSync)
+ORDERS = st.sampled_from(list(filter(None, Averages)))
 
 
-def averaged(case: Case, steps: int) -> Program:
-    """A random case whose replicas train alone for some steps."""
+def names_of(setup: Setup) -> list[str]:
+    return list(setup.unit_degrees)
+
+
+def with_copies(setup: Setup) -> Setup:
+    """The setup whose units have a size of a copy of their weights."""
+    return setup.with_members(
+        lambda member, _: replace(
+            member, units=tuple(replace(unit, copy_bytes=40) for unit in member.units)
+        )
+    )
+
+
+def averaged(
+    case: Case, steps: int, order: Averages = Averages.LOCAL_SGD, seed: int = 0
+) -> Program:
+    """A random case whose replicas train alone for some steps; `seed`: of units' turns."""
     choices = replace(
         case.choices,
         accumulation=Accumulation.LOCAL,
@@ -34,14 +50,33 @@ def averaged(case: Case, steps: int) -> Program:
         error_feedback=0,
         optimizer_tier="",
         average_steps=steps,
+        averages=order,
+        average_turns=turns_drawn(case.setup, steps, seed, tied=case.choices.tie),
+        outer=order is Averages.EARLY_START and bool(seed % 2),
+        narrow_averages=order is Averages.EARLY_START and seed % 4 == 3,
     )
-    return apply_strategy(replace(case.strategy, sharding=0), case.setup, choices)
+    return apply_strategy(replace(case.strategy, sharding=0), with_copies(case.setup), choices)
+
+
+def turns_drawn(setup: Setup, steps: int, seed: int, *, tied: bool) -> tuple[tuple[str, int], ...]:
+    """A step for each unit; copies of a tied matrix have one."""
+    names = names_of(setup)
+    drawn = np.random.default_rng(seed).integers(0, steps, len(names)).tolist()
+    turn = dict(zip(names, drawn, strict=True))
+    if tied:
+        turn[names[-1]] = turn[names[0]]
+    return tuple(turn.items())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.booleans().flatmap(lambda tied: cases(4, tied=tied)), st.integers(1, 3))
-def test_any_order_with_any_passes_is_sound_over_a_period(case: Case, steps: int) -> None:
-    program = averaged(case, steps)
+@given(
+    st.booleans().flatmap(lambda tied: cases(4, tied=tied)), st.integers(1, 3), ORDERS,
+    st.integers(0, 99),
+)  # fmt: skip
+def test_any_order_with_any_passes_is_sound_over_a_period(
+    case: Case, steps: int, order: Averages, seed: int
+) -> None:
+    program = averaged(case, steps, order, seed)
     verdict = verify(program)
     assert verdict.sound, [finding.message for finding in verdict.findings[:2]]
     assert read_text(write_text(program)) == program
@@ -115,7 +150,7 @@ def synchronised(draw: st.DrawFn) -> Program:
     """Any program of replicas: with reduced gradients, or with averages, from the registries."""
     tied = draw(st.booleans())
     case, steps = draw(cases(4, tied=tied)), draw(st.integers(0, 3))
-    return averaged(case, steps) if steps else case.program
+    return averaged(case, steps, draw(ORDERS), draw(st.integers(0, 9))) if steps else case.program
 
 
 @pytest.mark.slow
@@ -147,7 +182,7 @@ def test_a_synchronising_op_that_is_dropped_or_doubled_is_found_on_one_rank_or_o
         return  # it cannot even be bound
     assert not verdict.sound, (kind, by.__name__, len(places))
     alone = program.table.states.units.holders[program.table.unit].max() == 1
-    if kind is Kind.AverageW:
+    if kind in (Kind.AverageW, Kind.AverageCopy):
         found = [f for f in verdict.findings if f.rule is Rule.INCOMPLETE_SYNC]
         assert {f.rank for f in found} == {rank for rank, _, _ in places} and not alone
         assert all(f"on rank {f.rank} is " in f.message for f in found)
@@ -169,6 +204,49 @@ def test_an_average_that_no_rank_makes_is_named_with_its_unit_and_the_fix() -> N
         found = [f for f in verdict.findings if f.rule is Rule.INCOMPLETE_SYNC]
         assert len(found) == 1 and found[0].rank == 1
         assert found[0].message.startswith("unit [") and words in found[0].message, found
+
+
+@pytest.mark.parametrize("order", ["dreamddp", "early-start"])
+def test_a_unit_that_misses_its_turn_or_has_two_and_a_tied_copy_in_another_step_are_told(
+    order: str,
+) -> None:
+    setup = with_copies(Setup((replica((1, 1), 4, 2, ends=True),)))
+    turns = {"e": 2, "0": 1, "1": 0, "h": 2}
+    choices = Choices(
+        tie=True,
+        average_steps=3,
+        averages=Averages(order),
+        average_turns=tuple(turns.items()),
+    )
+    chosen = replace(strategy("1f1b"), sharding=0)
+    program = apply_strategy(chosen, setup, choices)
+    assert verify(program).sound
+    lane = [action for action in program.lanes[0, Lane.REDUCE] if action.kind is not Kind.TieSync]
+    assert [(action.unit, action.step) for action in lane] == [(1, 1), (0, 2)]
+    other = dict(turns, h=1)
+    apart = apply_strategy(chosen, setup, replace(choices, average_turns=tuple(other.items())))
+    found = {f.rank: f for f in verify(apart).findings}
+    assert set(found) == {0, 1} and all(f.rule is Rule.INCOMPLETE_SYNC for f in found.values())
+    assert "is averaged in step 2, and the tied copy in another" in found[0].message
+    at = program.lanes[0, Lane.REDUCE].index(lane[0])
+    everywhere = together(program, 0, Lane.REDUCE, at)
+    for by, words in ((never, "is never averaged in a period"), (twice, "averaged 2 times")):
+        changed = edited(program, [place for place in everywhere if place[1] is Lane.REDUCE], by)
+        findings = verify(changed).findings
+        assert any(f.rule is Rule.INCOMPLETE_SYNC and words in f.message for f in findings)
+
+
+def test_weights_that_are_written_between_their_copy_and_the_update_are_told() -> None:
+    """What is averaged would then overwrite what was learnt since the copy."""
+    setup = with_copies(Setup((replica((2,), 2, 2, ends=True),)))
+    turns = tuple((name, 0) for name in names_of(setup))
+    choices = Choices(average_steps=2, averages=Averages.EARLY_START, average_turns=turns)
+    program = apply_strategy(replace(strategy("1f1b"), sharding=0), setup, choices)
+    lane = program.lanes[0, Lane.UPDATE]
+    assert [action.kind for action in lane[:4]] == [Kind.CopyW] * 4
+    late = (*lane[1:8], lane[0], *lane[8:])
+    findings = verify(replace(program, lanes={**program.lanes, (0, Lane.UPDATE): late})).findings
+    assert findings, "an update waits for a mean whose copy is behind it"
 
 
 def test_a_reduction_that_no_rank_makes_is_named_as_such() -> None:

@@ -15,7 +15,7 @@ from ratrain.program.families import FAMILIES
 from ratrain.program.kind import Kind
 from ratrain.program.passes.feedback import feed_errors_back
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Setup
+from ratrain.program.setup import Accumulation, Averages, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.text.family_groups import grouped, takes
@@ -143,7 +143,7 @@ def test_residuals_are_shown_by_a_name_of_their_own() -> None:
     ("changes", "problem"),
     [
         ({"error_feedback": 3}, "3 residuals of each gradient"),
-        ({"error_feedback": 1, "averages": True}, "sent in every step"),
+        ({"error_feedback": 1, "averages": Averages.LOCAL_SGD}, "sent in every step"),
         ({"error_feedback": 1, "period": 2}, "a program of one step"),
     ],
 )

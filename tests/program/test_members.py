@@ -19,7 +19,7 @@ from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane, kinds
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Recovery, Replica, Stage
-from ratrain.program.setup import Accumulation, Setup
+from ratrain.program.setup import Accumulation, Averages, Setup
 from ratrain.program.strategies import Choices, Strategy, apply_strategy
 from ratrain.program.text.read import read_text
 from ratrain.program.text.write import write_text
@@ -171,7 +171,7 @@ def test_a_member_without_a_micro_batch_reduces_and_updates_and_computes_nothing
     [
         ({"sharding": 3}, "cannot gather views for every use"),
         ({"sharding": 3, "gathers_per_pass": True}, "cannot gather views for their uses"),
-        ({"averages": True}, "would have no gradient"),
+        ({"averages": Averages.LOCAL_SGD}, "would have no gradient"),
         ({"sharding": 2, "accumulation": Accumulation.SHARDED}, "cannot reduce once per"),
     ],
     ids=str,

@@ -13,6 +13,7 @@ from ratrain.program.actions import Action, Kind, Lane
 from ratrain.program.families import DEVICE, OPTIMIZER_SLOTS
 from ratrain.program.passes.averaging import average_weights
 from ratrain.program.program import Program
+from ratrain.program.setup import Averages
 from ratrain.program.verify import Rule, verify
 
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -74,7 +75,7 @@ def test_updates_in_another_order_than_their_fetches_jam(name: str) -> None:
 
 def test_averages_of_weights_need_the_optimizer_on_the_device() -> None:
     with pytest.raises(ProgramError, match="which must be in the device's memory"):
-        average_weights(small("megatron", optimizer_tier="host"), 2)
+        average_weights(small("megatron", optimizer_tier="host"), 2, Averages.LOCAL_SGD, {})
 
 
 def test_only_what_is_away_is_fetched() -> None:

@@ -11,7 +11,7 @@ from made import replica, small
 from ratrain.errors import ProgramError
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Recovery, Replica, Stage, Unit, stage
-from ratrain.program.setup import Accumulation, Budget, Setup
+from ratrain.program.setup import Accumulation, Averages, Budget, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import verify
@@ -72,7 +72,14 @@ def test_every_field_of_the_header_survives() -> None:
         notes=("a note", "another,%"),
     )
     sending = replace(sharded, backward_sends=True, error_feedback=2)
-    averaging = Setup((Replica(two, 4), replica((1, 3), 2)), period=3, averages=True)
+    unlike = Setup((Replica(two, 4), replica((1, 3), 2)))
+    copied = unlike.with_members(
+        lambda member, _: replace(
+            member, units=tuple(replace(unit, copy_bytes=9) for unit in member.units)
+        )
+    )
+    early = replace(copied, period=3, averages=Averages.EARLY_START)
+    averaging = replace(early, outer=True, narrow_averages=True)
     validation = Setup((replica((2, 2), 4),), forward_only=True)
     default = Setup((replica((1,), 1),))
     setups = (sharded, tied, sending, averaging, validation)
@@ -85,7 +92,19 @@ def test_every_field_of_the_header_survives() -> None:
 
 
 def test_every_field_of_a_unit_survives() -> None:
-    unit = Unit("q", 1, 2, 3, 4, 5, recoverable=False, head=True, scratch_bytes=6, scores_bytes=2)
+    unit = Unit(
+        "q",
+        1,
+        2,
+        3,
+        4,
+        5,
+        recoverable=False,
+        head=True,
+        scratch_bytes=6,
+        scores_bytes=2,
+        copy_bytes=7,
+    )
     frozen = Unit("f", 1, frozen=True)  # which has no gradient
     for field in fields(Unit):
         values = {getattr(each, field.name) for each in (unit, frozen)}

@@ -136,6 +136,9 @@ class Setting:
     skeleton: str | None = None
     passes: tuple[str, ...] | None = None
     average_every: int | None = None
+    averages: str | None = None
+    turns: tuple[tuple[str, int], ...] = ()
+    average_wire: str | None = None
     sharding: int | None = None
     collective: str | None = None
     recovery: str = "auto"
@@ -288,6 +291,9 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "skeleton": setting.skeleton,
         "passes": None if setting.passes is None else list(setting.passes),
         "average_every": setting.average_every,
+        "averages": setting.averages,
+        "average_turns": dict(setting.turns) or None,
+        "average_wire": setting.average_wire,
         "sharding": setting.sharding,
         "collective": setting.collective,
         "recovery_buffer": setting.recovery_buffer,
@@ -419,6 +425,9 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         **dict(setting.train),
         "overflow": setting.overflow,
         "average_every": setting.average_every,
+        "averages": setting.averages,
+        "average_turns": dict(setting.turns) or None,
+        "average_wire": setting.average_wire,
         "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,
         "sequence_parallel": setting.sequence_parallel or None,
         "replicas": replicas,

@@ -14,17 +14,16 @@ from runs_made import Setting, write_job
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import train
 
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.on_devices import plans_of
+from ratrain.plan.draft.pools import pools_of
+from ratrain.plan.draft.space import Space
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job_to_plan, strategy_of
 from ratrain.plan.layout.plan import MODES, Plan
-from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.members import MembersDraft
-from ratrain.plan.search.members_clock import MembersClock
-from ratrain.plan.search.members_drafts import Ideas, shares_of
-from ratrain.plan.search.on_devices import plans_of_members
-from ratrain.plan.search.pools import pools_of
-from ratrain.plan.search.stages import Stages
+from ratrain.plan.search.members_seeds import Ideas
 from ratrain.plan.search.trial import fastest_of
 
 DEVICES = 6
@@ -40,41 +39,34 @@ def six() -> Generator[Crew]:
         yield made_of_six
 
 
-def has_several_replicas(draft: MembersDraft) -> bool:
+def has_several_replicas(draft: Draft) -> bool:
     return len(draft.parts) > 1
 
 
-def has_unlike_degrees(draft: MembersDraft) -> bool:
+def has_unlike_degrees(draft: Draft) -> bool:
     shapes = [shape for part in draft.parts for shape in part.posts]
     return any(len({post.tensor for post in shape}) > 1 for shape in shapes)
 
 
-def leaves_one_idle(draft: MembersDraft) -> bool:
+def leaves_one_idle(draft: Draft) -> bool:
     return len(draft.parts) == 1 and sum(post.tensor for post in draft.all_posts) < DEVICES
 
 
-def is_any(_: MembersDraft) -> bool:
+def is_any(_: Draft) -> bool:
     return True
 
 
-def drafted(
-    folder: Path, setting: Setting, sharding: int, wanted: Callable[[MembersDraft], bool]
-) -> Plan:
+def drafted(folder: Path, setting: Setting, sharding: int, wanted: Callable[[Draft], bool]) -> Plan:
     """The fastest of the drafts of this sort for the setting's job."""
     folder.mkdir()
     job = replace(load_job_to_plan(write_job(folder, setting), ()), layout=None)
     stages = Stages(job, pools_of(job.cluster.members()), strategy_of(job), MODES)
-    state, clock = StateMode(sharding, False), MembersClock(stages, StageClock(stages))
-    ideas, drafts = Ideas(stages, 1, state, divided=False), list[MembersDraft]()
-    for idea in ideas.best(inf):
-        made = [ideas.part_of(idea, number) for number in range(len(idea.pipelines))]
-        parts = [part for part in made if part is not None]
-        shares = shares_of(parts, job.batch.sequences) if len(parts) == len(made) else None
-        draft = clock.draft(parts, shares, state) if shares is not None else None
-        if draft is not None and wanted(draft):
-            drafts.append(draft)
+    state = StateMode(sharding, False)
+    ideas = Ideas(Space(stages, (state,)), 1, state, divided=False)
+    made = filter(None, map(ideas.draft, ideas.best(inf)))
+    drafts = [draft for draft in made if wanted(draft)]
     best = min(drafts, key=lambda draft: draft.estimate_s)
-    timed, _ = fastest_of(plans_of_members(job, stages.pools, best), best, inf)
+    timed, _ = fastest_of(plans_of(job, stages.pools, best), best, inf)
     assert timed is not None and not timed.refusals
     return timed.plan
 
@@ -90,7 +82,7 @@ def drafted(
     ids=lambda what: getattr(what, "__name__", str(what)),
 )
 def test_what_the_planner_drafts_trains_as_one_process_does(
-    wanted: Callable[[MembersDraft], bool], name: str, sharding: int, six: Crew, tmp_path: Path
+    wanted: Callable[[Draft], bool], name: str, sharding: int, six: Crew, tmp_path: Path
 ) -> None:
     setting = replace(PLANNED, name=name, devices_per_host=2, old=(0,))
     plan = drafted(tmp_path / "planned", setting, sharding, wanted)

@@ -74,6 +74,7 @@ USES = {
         "launch kubernetes runs/job-ratrain --image r/x:1", "kubectl apply", slow=True
     ),
     "timeline": Use("timeline runs/job-ratrain", "largest differences", slow=True),
+    "check": Use("check job.toml --steps 1 --operators-only --run {out}", "right: ", slow=True),
     "compare": Use(
         "compare runs/job-ratrain runs/job-ratrain-2", "identical bit by bit", slow=True
     ),

@@ -12,9 +12,8 @@ from ratrain.api.shown import Shown
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
 from ratrain.plan import (
-    Compared,
+    Comparison,
     Limits,
-    PlanOrders,
     Predicted,
     SearchedOrder,
     SearchResult,
@@ -27,7 +26,6 @@ from ratrain.plan import (
     search_compared,
     settings,
 )
-from ratrain.plan import fastest_s as fastest_of
 from ratrain.readers.writing import write_whole
 
 
@@ -36,7 +34,7 @@ class OrderSearch(Shown):
     """What a search for a compute order led to."""
 
     result: SearchResult
-    comparison: Compared
+    comparison: Comparison
     asked: JobSpec  # the job as it was given, perhaps without a layout
     overrides: tuple[str, ...]
 
@@ -51,7 +49,7 @@ class OrderSearch(Shown):
         order = self.result.order
         if order is not None:
             return order.step_s
-        fastest_s = fastest_of(self.comparison.rows)
+        fastest_s = self.comparison.fastest_s
         assert fastest_s is not None  # a search begins with one that fits
         return fastest_s
 
@@ -73,7 +71,7 @@ class OrderSearch(Shown):
         order = self._order()
         if self.asked.path is None:
             raise SpecError("the job has no file to be loaded from", place="job")
-        if isinstance(self.comparison, PlanOrders):
+        if self.comparison.plan is not None:
             raise SpecError(
                 "the order is of a plan whose stages or replicas differ: a plan file takes it",
                 place=str(self.asked.path),
@@ -105,7 +103,7 @@ class Schedules(Shown):
     """All schedules on one layout, or all compute orders on a plan whose stages or replicas differ:
     those that fit first, each group fastest first."""
 
-    comparison: Compared
+    comparison: Comparison
     asked: JobSpec
     overrides: tuple[str, ...]
 

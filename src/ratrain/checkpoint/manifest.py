@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ratrain.checkpoint.entries import Entry, gaps
+from ratrain.checkpoint.own import own_kinds
 from ratrain.checkpoint.residuals import all_residuals, is_residual
 from ratrain.errors import CheckpointError, SpecError
 from ratrain.readers.files import shown
@@ -144,6 +145,10 @@ class Manifest:
     def kinds_of(self, unit: str) -> tuple[str, ...]:
         """The kinds of state that it holds of a unit."""
         return tuple(sorted(kind for name, kind in self.ranges if name == unit))
+
+    def own_kinds(self, unit: str, kind: str) -> list[str]:
+        """The kinds that are replicas' own of a unit's states of a kind; none where all share."""
+        return own_kinds(kind, (other for name, other in self.ranges if name == unit))
 
     @cached_property
     def ranges(self) -> dict[tuple[str, str], list[tuple[RankRecord, StoredEntry]]]:

@@ -68,7 +68,15 @@ class Checkpoint:
         return out
 
     def read_into(self, unit: str, kind: str, begin: int, out: NDArray[np.float32]) -> None:
-        """Fills `out` with a unit's elements from `begin` on. On an error it holds rubbish."""
+        """Fills `out` with a unit's elements from `begin` on; where each replica has its own, with
+        their mean. On an error it holds rubbish."""
+        own = () if (unit, kind) in self.manifest.ranges else self.manifest.own_kinds(unit, kind)
+        if own:
+            self.read_into(unit, own[0], begin, out)
+            for each in own[1:]:
+                out += self.read_range(unit, each, begin, begin + len(out))
+            out /= np.float32(len(own))
+            return
         end = begin + len(out)
         if out.dtype != np.float32 or not out.flags.c_contiguous or out.ndim != 1:
             raise CheckpointError(

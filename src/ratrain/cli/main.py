@@ -85,6 +85,7 @@ SECTIONS: dict[str, tuple[str, dict[str, str]]] = {
         "Measurements",
         {
             "profile": "measure this machine: compute, memory, links, disk",
+            "check": "compare a device with the CPU, operator by operator",
             "net": "measure the network between every pair of hosts",
             "lab": "emulate a small, unequal cluster on this machine",
             "validate": "score the cost model against measurements, published or yours",

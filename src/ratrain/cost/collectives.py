@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ratrain.describe.cluster import Link
+from ratrain.describe.cluster import ChipLink, Link
 from ratrain.describe.device import DeviceKind
 
 
@@ -138,6 +138,19 @@ def ring_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:
     """A ring all-reduce: a reduce-scatter and an all-gather, started as one collective."""
     both = ring_half(size_bytes, ranks, link).times(2)
     return replace(both, latency_s=both.latency_s - link.collective_s)
+
+
+def fastest_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:
+    """A ring all-reduce; or inside a chip what its network takes, where that is faster. Nothing
+    else uses that network meanwhile."""
+    ring = ring_all_reduce(size_bytes, ranks, link)
+    network = link.network if isinstance(link, ChipLink) else None
+    if network is None or ranks == 1:
+        return ring
+    inside_s = network.sum_s(size_bytes, ranks, network.has)
+    if inside_s is None or inside_s >= ring.alone_s(link.bandwidth_bytes_per_s):
+        return ring
+    return Transfer(inside_s + link.collective_s, 0.0, 0.0, 1.0, size_bytes)
 
 
 def tree_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:

@@ -18,6 +18,7 @@ FileName = Annotated[str, Rule(high=4096)]
 
 Count = Annotated[int, Rule(low=1, high=1_000_000)]  # micro-batches, degrees, devices of a host
 Period = Annotated[int, Rule(low=1, high=1000)]  # steps, each spelled out in the program
+Turn = Annotated[int, Rule(low=0, high=999)]  # a step of a period
 Natural = Annotated[int, Rule(low=0, high=1_000_000_000)]
 Steps = Annotated[int, Rule(low=1, high=1_000_000_000)]
 Sequences = Annotated[int, Rule(low=1, high=1_000_000_000, sample="64")]

@@ -23,6 +23,7 @@ from ratrain.describe.amounts import (
     TimeS,
 )
 from ratrain.describe.device import DeviceKind
+from ratrain.describe.on_chip import ChipNetwork
 from ratrain.describe.strict import FrozenMap, Rule, nearest
 from ratrain.describe.units import counted
 from ratrain.errors import Infeasible, SpecError
@@ -152,6 +153,13 @@ def _between(points: tuple[SizePoint, ...], size_bytes: float) -> float:
     part = log2(size_bytes / low.size_bytes) / log2(high.size_bytes / low.size_bytes)
     rise = high.bandwidth_bytes_per_s - low.bandwidth_bytes_per_s
     return low.bandwidth_bytes_per_s + part * rise
+
+
+@dataclass(frozen=True)
+class ChipLink(Link):
+    """The link between devices of one chip, which has a network of its own."""
+
+    network: ChipNetwork | None = None
 
 
 Links = Annotated[FrozenMap[Link], Rule(keys=LEVELS)]
@@ -350,10 +358,12 @@ class ClusterSpec:
         return {}
 
     def _find_link(self, host: HostKind, level: Level) -> Link:
+        network = self.kind(host.device).chip if level == "chip" else None
         for outwards in LEVELS[LEVELS.index(level) :]:
             for links in (host.links, self.links):
                 if outwards in links:
-                    return links[outwards]
+                    link = links[outwards]
+                    return link if network is None else ChipLink(**vars(link), network=network)
         raise SpecError(
             f'no link at level "{level}" or outside it',
             place=f"cluster {self.name} [links]",

@@ -17,6 +17,7 @@ from ratrain.describe.amounts import (
     TimeS,
 )
 from ratrain.describe.layer_profile import BlockCase, LayerProfile
+from ratrain.describe.on_chip import ChipNetwork
 from ratrain.describe.strict import FrozenMap, Rule, nearest
 from ratrain.describe.units import format_flops_rate
 from ratrain.errors import SpecError
@@ -136,6 +137,9 @@ class DeviceKind:
     # measured times of blocks, in place of what follows from rates
     layer_profile: tuple[LayerProfile, ...] = ()
     devices_per_chip: Count = 1  # devices that share the link `chip`
+    # the network inside the chip, or the name of a file with it: left out, sums over devices of a
+    # chip take what a ring over the link `chip` takes
+    chip: ChipNetwork | None = None
     kernels: KernelModel | None = None  # left out: one rate for products of every shape
     lab: LabSpec | None = None  # left out: a lab cannot stand in for it
     # left out: other processors than those that compute move its bytes
@@ -148,6 +152,13 @@ class DeviceKind:
         if not self.rates and not self.layer_profile:
             raise SpecError(
                 "no rates", place="rates", fix="add [[device.rates]] or [[device.layer_profile]]"
+            )
+        if self.chip and self.devices_per_chip > self.chip.columns * self.chip.rows:
+            raise SpecError(
+                f"{self.devices_per_chip} devices are on a chip of {self.chip.columns} x "
+                f"{self.chip.rows}",
+                place="devices_per_chip",
+                fix="give the chip as many columns and rows as it has devices",
             )
         numbers: dict[BlockCase, int] = {}
         for number, entry in enumerate(self.layer_profile):

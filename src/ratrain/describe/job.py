@@ -14,6 +14,7 @@ from ratrain.describe.amounts import (
     Period,
     Sequences,
     SizeBytes,
+    Turn,
 )
 from ratrain.describe.backends import Backend, backend_named
 from ratrain.describe.cluster import ClusterSpec, Device
@@ -29,6 +30,7 @@ BESIDE = ("fp32", "bf16", "fp16")
 """What kinds may compute in beside a dtype of 16 bits; one without that does in the first it has.
 """
 _NO_DTYPES = FrozenMap[str]()
+_NO_TURNS = FrozenMap[int]()
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,15 @@ class ScheduleSpec:
     # replicas update alone and average their weights every so many steps, which changes what
     # training means; left out: they share every gradient
     average_every: Period | None = None
+    # which weights, and when: "local-sgd" all behind the last update of so many steps, with the
+    # optimizer's states; each unit in a step of its own, its weights alone: "dreamddp" behind its
+    # last backward, "early-start" a copy, from the beginning of the step on
+    averages: Literal["local-sgd", "dreamddp", "early-start"] = "local-sgd"
+    # by a unit's name the step of a period in which it is averaged; left out: as costs least
+    average_turns: FrozenMap[Turn] = _NO_TURNS
+    # in which averages are sent: fp32, or bf16 with error feedback, as what replicas learnt since
+    # the last outer step ([train] outer_learning_rate; 1 without momentum makes it a mean)
+    average_wire: Literal["fp32", "bf16"] = "fp32"
     memory_budget_bytes: SizeBytes | None = None  # of each rank; left out: its device's first tier
     recovery_buffer: Count = 2  # layers recomputed at once
     # whether a rank adds up its part of a gradient, or all of it
@@ -170,6 +181,11 @@ class ScheduleSpec:
         return self.gradient_wire or self.dtype
 
     @property
+    def averages_by_turns(self) -> bool:
+        """Whether each unit is averaged in a step of its own: then replicas are never alike."""
+        return self.average_every is not None and self.averages != "local-sgd"
+
+    @property
     def gradients_add_up_in(self) -> str:
         """The dtype in which a rank's gradients add up."""
         return self.dtype if self.gradient_dtype != "fp32" else "fp32"
@@ -197,11 +213,15 @@ class JobSpec:
     kind: str | None = None
 
     def __post_init__(self) -> None:
-        """The model is trained as [train] says."""
-        spec = self.model.spec
-        if spec.tuning != self.train.tuning:
-            chosen = replace(self.model, spec=replace(spec, tuning=self.train.tuning))
-            object.__setattr__(self, "model", chosen)
+        """The model is trained as [train] says. What its router chooses is not known before, so
+        nothing of experts is recorded."""
+        spec, train = self.model.spec, self.train
+        balance = spec.balance_loss if train.balance_loss is None else train.balance_loss
+        trained = replace(spec, tuning=train.tuning, balance_loss=balance)
+        if trained != spec:
+            object.__setattr__(self, "model", replace(self.model, spec=trained))
+        if spec.experts and train.graphs:
+            object.__setattr__(self, "train", replace(train, graphs=False))
 
     @cached_property
     def dtypes(self) -> FrozenMap[str]:
@@ -273,6 +293,14 @@ class JobSpec:
     def collective(self) -> str:
         """By which algorithm replicas reduce and gather."""
         return self.schedule.collective or self.backend.collective
+
+    @property
+    def averaged_bytes(self) -> int:
+        """What replicas that average a parameter send of it: by turns its weight alone, else its
+        states too."""
+        if not self.schedule.averages_by_turns:
+            return self.train.rule.saved_bytes
+        return 2 if self.schedule.average_wire == "bf16" else 4
 
     @property
     def awaits_overflow(self) -> bool:

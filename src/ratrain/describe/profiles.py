@@ -1,4 +1,5 @@
-"""A measured profile in a cluster file: `profile = "file.toml"` of a device, or a preset's name.
+"""Other files that a device of a cluster file names: its chip's network (`chip = "chip.toml"`), and
+a measured profile: `profile = "file.toml"` of a device, or a preset's name.
 
 The file is what `ratrain profile -o` writes: a cluster file of one device. What the device
 does not say itself (tiers, rates, launch, measured layers, ...) it takes from there, so that a
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ratrain.describe.cluster import ClusterSpec
+from ratrain.describe.on_chip import ChipNetwork
 from ratrain.describe.schema import schema_of
 from ratrain.describe.strict import load, nearest
 from ratrain.errors import SpecError
@@ -20,6 +22,7 @@ from ratrain.readers.place import Place
 from ratrain.readers.toml import read_toml
 
 KEY = "profile"
+CHIP = "chip"
 PRESETS = Path(__file__).parent / "presets" / "profiles"
 _WRITE = "write one with `ratrain profile -o this-machine.toml`, and name it here"
 
@@ -37,11 +40,12 @@ def with_profiles(table: Mapping[str, Any], place: Place, base: Path) -> dict[st
         return dict(table)
     made: list[object] = []
     for number, device in enumerate(cast("list[object]", devices)):
+        here = place.at("device", number)
         if isinstance(device, dict) and KEY in device:
-            here = place.at("device", number)
-            made.append(_filled(cast("dict[str, Any]", device), here, base))
-        else:
-            made.append(cast("object", device))
+            device = _filled(cast("dict[str, Any]", device), here, base)
+        if isinstance(device, dict) and isinstance(device.get(CHIP), str):
+            device = _with_chip(cast("dict[str, Any]", device), here, base)
+        made.append(cast("object", device))
     return {**table, "device": made}
 
 
@@ -55,8 +59,30 @@ def cluster_schema() -> dict[str, Any]:
         "description": "A file of `ratrain profile -o`, or the name of a profile that comes with "
         "RATrain: it supplies the keys that the device leaves out.",
     }
+    inline = device["properties"][CHIP]
+    device["properties"][CHIP] = {
+        "anyOf": [
+            {"type": "string", "description": "A file of `ratrain noc costs --chip`."},
+            inline,
+        ]
+    }
     device["anyOf"] = [{"required": required}, {"required": [KEY]}]
     return schema
+
+
+def _with_chip(device: dict[str, Any], place: Place, base: Path) -> dict[str, Any]:
+    """The device with what the file of its chip's network says. Errors in that file are reported
+    with its own lines."""
+    path = base / str(device[CHIP])
+    if not exists(path):
+        raise SpecError(
+            f"there is no file {str(path)!r}",
+            place=str(place.at(CHIP)),
+            fix="write one with `ratrain noc costs --chip 4x1 > chip.toml`, and name it here",
+        )
+    table, inside = read_toml(path)
+    load(ChipNetwork, table, inside)
+    return {**device, CHIP: table}
 
 
 def _filled(device: dict[str, Any], place: Place, base: Path) -> dict[str, Any]:

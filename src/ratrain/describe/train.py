@@ -60,6 +60,10 @@ class TrainSpec:
     optimizer: Name = USUAL_OPTIMIZER
     # the optimizer's own keys, which stand in the same table
     keys: Any = field(default=None, metadata={FURTHER: Further(_keys_of, _all_keys)})
+    # of an outer step, Nesterov's, by what replicas learnt since a unit's last mean (DiLoCo);
+    # needs averages "early-start"; left out: none, their mean is where they go on
+    outer_learning_rate: Positive | None = None
+    outer_momentum: Part = 0.9  # of the outer step
     clip_norm: Positive | None = None  # left out: no clipping, and no barrier for it
     loss_scale: LossScale = 65536.0  # fp16 only: where the dynamic loss scale begins
     overflow: Literal["step", "unit"] = "step"  # fp16 only: what skips its update, all or a unit
@@ -69,6 +73,8 @@ class TrainSpec:
     # "embed_tokens", "layers.3", "*norm"
     freeze: tuple[Name, ...] = ()
     train_only: tuple[Name, ...] = ()  # the only ones that are updated, in the same way
+    # weight of the experts' balance in the loss; left out: as the model's config.json says
+    balance_loss: NotNegative | None = None
     lora: LoraSpec | None = None  # adapters are trained, the model's own weights are not
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s

@@ -32,6 +32,7 @@ class Cpu:
     words = "CPU"
     place = torch.device("cpu")
     own_memory = None
+    narrow_terms = 0
 
     @contextmanager
     def stream(self, lane: str) -> Generator[_Done]:

@@ -93,6 +93,7 @@ class Cuda:
     """A GPU by its number among those that this process sees."""
 
     kind = "cuda"
+    narrow_terms = 0
 
     def __init__(self, number: int) -> None:
         prepare_environment()

@@ -97,6 +97,12 @@ class Device(Protocol):
         ...
 
     @property
+    def narrow_terms(self) -> int:
+        """Terms of a sum over fp16 that it adds in fp16, before it adds that to a sum in fp32; 0:
+        it adds all of them in fp32."""
+        ...
+
+    @property
     def own_memory(self) -> Memory | None:
         """Its memory where that is not the process's; None: the process's own allocator knows."""
         ...

@@ -4,7 +4,7 @@ the CPU. Slow, and for small models: it shows what a step's numbers would be, no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ratrain.devices.cpu import CPU, Cpu
+from ratrain.devices.operators import Intercepting
 from ratrain.kernels import KERNELS, MACHINES, written
 from ratrain.kernels.build import Kernel
 from ratrain.kernels.execute import execute
@@ -26,7 +26,6 @@ K_C = 32
 BLOCKS = Blocks(240, 240, 24, 256, 192)
 """Of every product. Others would make the same sums, as k is cut at multiples of K_C."""
 ATEN = torch.ops.aten
-Answer = Callable[..., Any]
 
 
 @cache
@@ -85,38 +84,22 @@ def _attention_gradients(
     return tuple(torch.from_numpy(made[name]).view(q.shape) for name in ("dq", "dk", "dv"))
 
 
-class TilePrograms(TorchDispatchMode):
-    """Torch's operators on this thread, but for those that are tile programs here."""
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """The operator's answer."""
-        del types
-        answer = _answer(func, args, kwargs or {})
-        return func(*args, **(kwargs or {})) if answer is None else answer
-
-
-def _answer(func: Any, args: tuple[Any, ...], further: dict[str, Any]) -> Any:
-    """What a tile program makes of an operator; None: torch does it."""
-    if func is ATEN.mm.default and _is_ours(*args):
+def answer(operator: Any, args: Sequence[Any], further: dict[str, Any]) -> Any:
+    """What an operator gives: by a tile program where there is one, else by torch."""
+    if operator is ATEN.mm.default and _is_ours(*args):
         return product(*args)
-    if func in _SUMS and _is_ours(*args[1:3]) and not set(further) - {"out"}:
+    if operator in _SUMS and _is_ours(*args[1:3]) and not set(further) - {"out"}:
         onto, a, b = args
-        return _added(onto, a, b, onto if func is ATEN.addmm_.default else further.get("out"))
-    if func in _ATTENTION and _is_plain(func, args, further):
-        return _ATTENTION[func](args)
-    return None
+        return _added(onto, a, b, onto if operator is ATEN.addmm_.default else further.get("out"))
+    if operator in _ATTENTION and _is_plain(operator, args, further):
+        return _ATTENTION[operator](args)
+    return operator(*args, **further)
 
 
 _SUMS = (ATEN.addmm.default, ATEN.addmm_.default, ATEN.addmm.out)
 _FORWARD = ATEN._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default
-_ATTENTION: dict[Any, Answer] = {
+_ATTENTION: dict[Any, Callable[..., Any]] = {
     _FORWARD: lambda args: _attended(args[0], args[1], args[2], args[4]),
     _BACKWARD: lambda args: _attention_gradients(*(args[at] for at in (0, 1, 2, 3, 4, 5, 7))),
 }
@@ -126,7 +109,7 @@ def _is_ours(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.dtype in (torch.float16, torch.float32)
 
 
-def _is_plain(func: Any, args: tuple[Any, ...], further: dict[str, Any]) -> bool:
+def _is_plain(func: Any, args: Sequence[Any], further: dict[str, Any]) -> bool:
     """FP16 attention of equally many heads, without a mask of its own or another scale."""
     q, k = args[:2] if func is _FORWARD else args[1:3]
     own = further.get("attn_mask") is not None or further.get("scale") is not None
@@ -137,10 +120,11 @@ class MT3000(Cpu):
     """One emulated cluster: work is done when its call returns, as on the CPU."""
 
     kind = "mt3000"
+    narrow_terms = K_C
     words = "an emulated MT-3000 cluster (products and FP16 attention; the rest on the CPU)"
 
     @contextmanager
     def stream(self, lane: str) -> Generator[Any]:
         """The stream of a lane."""
-        with TilePrograms(), CPU.stream(lane) as stream:
+        with Intercepting(answer), CPU.stream(lane) as stream:
             yield stream

@@ -9,6 +9,8 @@ FOLDER/tier/            what does not fit in memory, while it runs; unless [memo
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -138,12 +140,21 @@ class Run:
         }
 
 
+def _return_memory() -> None:
+    """Gives back to the system what reading and cutting the graph has freed: the C library keeps
+    it, a few bytes an edge, beside what the plan counts."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
+        trim(0)
+
+
 def open_run(
     spec: GraphFile, plan: Plan, base: Path, folder: Path
 ) -> tuple[Run, Callable[[], None]]:
     """A run, and what closes it: all that it has on the disk goes, but for its folder's files."""
-    disk = disk_of(spec, base, folder)
-    store = store_of(disk, folder)
+    _return_memory()
+    store = store_of(disk_of(spec, base, folder), folder)
     try:
         return Run(spec, plan, Training(spec, plan, store), folder), store.close
     except BaseException:

@@ -28,6 +28,8 @@ from ratrain.timeline.timeline import Timeline
 
 Progress = Callable[[int, int], None]
 CHECKPOINTS = "checkpoints"
+AT_ONCE = 4096
+"""Nodes whose features are read, or made, at once."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,13 @@ class Training:
             size = shape.size_bytes(datum)
             if not size:
                 continue
-            nodes = laid.partition.order[
-                laid.partition.bounds[part] : laid.partition.bounds[part + 1]
-            ]
-            rows = np.ascontiguousarray(laid.data.features.rows(nodes), self._spec.train.precision)
             buffer = self.executor.buffers.take(size)
-            buffer[:size] = rows.reshape(-1).view(np.uint8).data
+            rows = np.frombuffer(buffer[:size], self._spec.train.precision)
+            rows = rows.reshape(-1, laid.data.features.width)
+            first = laid.partition.bounds[part]
+            for at in range(0, len(rows), AT_ONCE):
+                nodes = laid.partition.order[first + at : first + min(at + AT_ONCE, len(rows))]
+                rows[at : at + AT_ONCE] = laid.data.features.rows(nodes)
             with _as_of_a_graph():
                 self._store.write(key_of(datum), buffer)
             self.executor.buffers.give_back(buffer)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
 
 from ratrain.compiled import library
 from ratrain.models.functions.chunks import CPU_KERNELS
@@ -96,11 +97,18 @@ def kernels_for(x: Tensor) -> Kernels | None:
         return kernels_for_gpu(x)
     on_cpu = x.device.type in CPU_KERNELS and torch.get_num_threads() == 1
     built = _built() if on_cpu and x.dtype == torch.float32 else None
-    if built is None or x.device.type == "cpu":
+    if built is None or (x.device.type == "cpu" and not _len_torch_dispatch_stack()):
         return built
+    return declare_operators()
+
+
+def declare_operators() -> Kernels | None:
+    """Those in C as torch's operators, for who puts something in operators' places; None: they were
+    not built."""
     from ratrain.models.queued_kernels import queued
 
-    return queued(built)
+    built = _built()
+    return None if built is None else queued(built)
 
 
 class CpuKernels:

@@ -6,6 +6,7 @@ The room has floors, each of which imports only those before it:
 - `file`: the plan as JSON that people read and edit, and plans whose replicas differ;
 - `price`: what memory a plan takes, and how long its ops and its step take;
 - `case`: a job or a plan made ready to prove and simulate;
+- `draft`: a plan before it has devices: its replicas, about how long it takes, its plans;
 - `search`: the plans that are tried, of identical replicas (`layouts`) and of any (`unequal`);
 - `orders`: compute orders, compared and searched;
 - `words`: all of it in words and as JSON.
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from ratrain.plan.case.of_layout import case_as_asked as case_as_asked
     from ratrain.plan.case.of_layout import case_of as case_of
     from ratrain.plan.case.standing import Standing as Standing
+    from ratrain.plan.draft.draft import Draft as Draft
+    from ratrain.plan.draft.space import Side as Side
+    from ratrain.plan.draft.space import Space as Space
+    from ratrain.plan.draft.space import sides_of as sides_of
     from ratrain.plan.file.form import FORMAT as FORMAT
     from ratrain.plan.file.form import Mode as Mode
     from ratrain.plan.file.form import PlanCluster as PlanCluster
@@ -53,9 +58,8 @@ if TYPE_CHECKING:
     from ratrain.plan.layout.sizes import blocks_of_stages as blocks_of_stages
     from ratrain.plan.layout.sizes import parameter_balanced_layers as parameter_balanced_layers
     from ratrain.plan.layout.sizes import travels as travels
-    from ratrain.plan.orders.of_plan import PlanOrders as PlanOrders
+    from ratrain.plan.orders.schedules import Comparison as Comparison
     from ratrain.plan.orders.schedules import Predicted as Predicted
-    from ratrain.plan.orders.schedules import fastest_s as fastest_s
     from ratrain.plan.orders.search import Limits as Limits
     from ratrain.plan.orders.searched import SearchedOrder as SearchedOrder
     from ratrain.plan.orders.searched import SearchResult as SearchResult
@@ -63,7 +67,6 @@ if TYPE_CHECKING:
     from ratrain.plan.price.durations import declare_cost as declare_cost
     from ratrain.plan.price.places import costs_of as costs_of
     from ratrain.plan.search.case_of_job import case_of_job as case_of_job
-    from ratrain.plan.search.draft import Draft as Draft
     from ratrain.plan.search.every_plan import EveryPlan as EveryPlan
     from ratrain.plan.search.every_plan import every_plan as every_plan
     from ratrain.plan.search.fit import Way as Way
@@ -80,18 +83,10 @@ if TYPE_CHECKING:
     from ratrain.plan.search.moves import Drafts as Drafts
     from ratrain.plan.search.moves import Move as Move
     from ratrain.plan.search.moves import declare_move as declare_move
-    from ratrain.plan.search.space import Side as Side
-    from ratrain.plan.search.space import Space as Space
-    from ratrain.plan.search.space import sides_of as sides_of
     from ratrain.plan.search.tried import Tried as Tried
-    from ratrain.plan.words.compared import Compared as Compared
     from ratrain.plan.words.compared import LaidOut as LaidOut
     from ratrain.plan.words.compared import compare as compare
-    from ratrain.plan.words.compared import compared_json as compared_json
-    from ratrain.plan.words.compared import compared_text as compared_text
     from ratrain.plan.words.compared import laid_out as laid_out
-    from ratrain.plan.words.compared import order_found_json as order_found_json
-    from ratrain.plan.words.compared import order_found_text as order_found_text
     from ratrain.plan.words.compared import search_compared as search_compared
     from ratrain.plan.words.explain import NEAR as NEAR
     from ratrain.plan.words.explain import binding as binding
@@ -100,6 +95,10 @@ if TYPE_CHECKING:
     from ratrain.plan.words.explain import explanation_text as explanation_text
     from ratrain.plan.words.explain_kinds import binding_words as binding_words
     from ratrain.plan.words.explain_kinds import busy_words as busy_words
+    from ratrain.plan.words.schedules import compared_json as compared_json
+    from ratrain.plan.words.schedules import compared_text as compared_text
+    from ratrain.plan.words.searched import order_found_json as order_found_json
+    from ratrain.plan.words.searched import order_found_text as order_found_text
     from ratrain.plan.words.searched import settings as settings
     from ratrain.plan.words.tables import peaks_in_words as peaks_in_words
     from ratrain.plan.words.tables import simulated_json as simulated_json
@@ -123,30 +122,27 @@ _HOME = {
     "layout.placement": "place",
     "layout.plan": "Plan plan_of_row plan_of_setup",
     "layout.sizes": "blocks_of_stages parameter_balanced_layers travels",
-    "orders.of_plan": "PlanOrders",
-    "orders.schedules": "Predicted fastest_s",
+    "orders.schedules": "Comparison Predicted",
     "orders.search": "Limits",
     "orders.searched": "SearchResult SearchedOrder",
     "price.bill": "bill",
     "price.durations": "declare_cost",
     "price.places": "costs_of",
     "search.case_of_job": "case_of_job",
-    "search.draft": "Draft",
+    "draft.draft": "Draft",
     "search.every_plan": "EveryPlan every_plan",
     "search.fit": "Way ways_of",
     "search.known_plans": "plan_of_job plans_beside searched",
     "search.layouts": "Checked Progress Search search_layouts",
     "search.misfit": "Misfit misfits",
     "search.moves": "Drafts Move declare_move",
-    "search.space": "Side Space sides_of",
+    "draft.space": "Side Space sides_of",
     "search.tried": "Tried",
-    "words.compared": (
-        "Compared LaidOut compare compared_json compared_text laid_out order_found_json "
-        "order_found_text search_compared"
-    ),
+    "words.compared": "LaidOut compare laid_out search_compared",
     "words.explain": "NEAR binding explain explanation_json explanation_text",
     "words.explain_kinds": "binding_words busy_words",
-    "words.searched": "settings",
+    "words.schedules": "compared_json compared_text",
+    "words.searched": "order_found_json order_found_text settings",
     "words.tables": "peaks_in_words simulated_json",
     "words.unequal": "every_json every_text",
 }

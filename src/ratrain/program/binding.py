@@ -10,7 +10,7 @@ import numpy as np
 
 from ratrain.program.families import SEND_SLOTS
 from ratrain.program.kind import Kind, kinds
-from ratrain.program.setup import Setup
+from ratrain.program.setup import Averages, Setup
 from ratrain.program.states import States
 from ratrain.program.units import Bools, Ints
 
@@ -169,9 +169,24 @@ class Binding:
         writes the next version."""
         return self._taken("optimizer_slot", ops, self._fetches[ops.step, ops.unit], 2)
 
+    def averaged_before(self, family: str, ops: Ops) -> Ref:
+        """A lasting state of a unit as its update finds it: as an average of the same step, made in
+        place, has left it."""
+        before = self.lasting(family, ops)
+        if self.setup.averages is not Averages.DREAMDDP:
+            return before
+        return Ref(before.state, before.version + self.takes_turn(Kind.AverageW, ops))
+
+    def takes_turn(self, kind: Kind, ops: Ops) -> Bools:
+        """Which of some ops' units have an op of a kind in the same step."""
+        chosen = self.is_any(kind)
+        turns = np.zeros((self.setup.period, len(self.unit.rank)), dtype=np.bool_)
+        turns[self._ops.step[chosen], self._ops.unit[chosen]] = True
+        return turns[ops.step, ops.unit]
+
     def optimizer(self, ops: Ops) -> Ref:
         """A unit's optimizer states as its update finds them: in their place, or fetched."""
-        kept, away = self.lasting("optimizer", ops), self.away(ops.unit)
+        kept, away = self.averaged_before("optimizer", ops), self.away(ops.unit)
         return self._either(away, lambda: self.fetched_optimizer(ops), kept)
 
     def new_optimizer(self, ops: Ops) -> Ref:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ratrain.program.kind import kinds
+from ratrain.program.setup import Averages
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 
@@ -21,9 +22,12 @@ TRAINED = "optimizer"
 
 def unlike(table: Table) -> Iterator[tuple[int, int, str]]:
     """(unit, op or -1, what is wrong) of units that replicas hold and do not average just once a
-    period, as the last that happens to them."""
-    if not table.setup.averages or table.setup.forward_only:
+    period: where all do at once, as the last that happens to them; the copies of a tied matrix in
+    one step."""
+    averages = table.setup.averages
+    if not averages or table.setup.forward_only:
         return
+    op_name = "AverageCopy" if averages is Averages.EARLY_START else "AverageW"
     units, steps = table.states.units, table.setup.period
     synchronising = _ops(table, [TRAINED in kind.synchronises for kind in kinds()])
     counts = np.bincount(table.unit[synchronising], minlength=len(units.rank))
@@ -31,10 +35,17 @@ def unlike(table: Table) -> Iterator[tuple[int, int, str]]:
     last = np.full(len(counts), -1, dtype=np.int64)
     last[table.unit[synchronising]] = synchronising
     for g in np.flatnonzero(shared & (counts == 0)).tolist():
-        yield g, -1, f"is never averaged in a period of {steps}: add an AverageW of it"
+        yield g, -1, f"is never averaged in a period of {steps}: add an {op_name} of it"
     for g in np.flatnonzero(shared & (counts > 1)).tolist():
         what = f"is averaged {counts[g]} times in a period of {steps}: keep the last one"
         yield g, int(last[g]), what
+    if averages.by_turns:
+        other = np.maximum(units.tied_to, 0)
+        once = shared & (units.tied_to >= 0) & (counts == 1) & (counts[other] == 1)
+        for g in np.flatnonzero(once & (table.step[last] != table.step[last[other]])).tolist():
+            what = f"is averaged in step {table.step[last[g]]}, and the tied copy in another"
+            yield g, int(last[g]), f"{what}: average both in one step"
+        return
     renewed = np.full(len(counts), -1, dtype=np.int64)
     updates = _ops(table, [TRAINED in kind.renews for kind in kinds()])
     np.maximum.at(renewed, table.unit[updates], table.step[updates])

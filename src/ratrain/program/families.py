@@ -17,7 +17,7 @@ import numpy as np
 
 from ratrain.errors import ProgramError
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Setup
+from ratrain.program.setup import Averages, Setup
 from ratrain.program.tiers import DEVICE, DISK, HOST, TIERS
 from ratrain.program.units import RECOVERY_CODE, Bools, Ints, Units
 
@@ -234,6 +234,14 @@ def _residual_next(s: Sizing) -> Ints:
     return _residual(s) if s.setup.error_feedback == 2 else NO_STATES
 
 
+def _outer(s: Sizing) -> Ints:
+    """Weights as the last outer step left them, its momentum, and what rounding has not sent."""
+    if not s.setup.outer:
+        return NO_STATES
+    copies = 3 if s.setup.narrow_averages else 2
+    return copies * s.of("copy_bytes") * ((s.units.holders > 1) & s.units.trained)
+
+
 # ---- what a step makes and frees --------------------------------------------------------
 
 
@@ -267,6 +275,13 @@ def _sendg(s: Sizing) -> Ints:
 
 def _recvg(s: Sizing) -> Ints:
     return _sendx(s) * (not (s.setup.split_backward or s.setup.arrival_places))
+
+
+def _averaged(s: Sizing) -> Ints:
+    """Copies of weights that replicas average while they compute."""
+    if s.setup.averages is not Averages.EARLY_START:
+        return NO_STATES
+    return s.of("copy_bytes")
 
 
 # ---- inputs that wait in host memory ----------------------------------------------------
@@ -321,10 +336,12 @@ declare_family("transit", Per.RANK_SLOT, _transit, persistent=True)
 declare_family("gathered", Per.RANK_SLOT, _gathered, persistent=True)
 declare_family("residual", Per.UNIT, _residual, persistent=True)
 declare_family("residual_next", Per.UNIT, _residual_next, persistent=True)
+declare_family("outer", Per.UNIT, _outer, persistent=True)
 declare_family("partial", Per.RANK_SLOT, _partial, persistent=True)
 declare_family("partialb", Per.RANK_SLOT, _partialb, persistent=True)
 declare_family("gradient", Per.UNIT, _gradient)
 declare_family("shard", Per.UNIT, _shard)
+declare_family("averaged", Per.UNIT, _averaged)
 declare_family("input", Per.CELL, _input)
 declare_family("saved", Per.CELL, _saved)
 declare_family("outgrad", Per.CELL, _outgrad)

@@ -85,6 +85,7 @@ class Cost(StrEnum):
     SAVE = "save"
     TIE = "tie"
     AVERAGE = "average"
+    COPY_WEIGHTS = "copy weights"
     COPY_INPUT = "copy input"
     MOVE_OPTIMIZER = "move optimizer"
 
@@ -166,6 +167,8 @@ class Kind(int):
     OffloadInput: ClassVar[Kind]
     FetchInput: ClassVar[Kind]
     AverageW: ClassVar[Kind]
+    CopyW: ClassVar[Kind]
+    AverageCopy: ClassVar[Kind]
     FetchOptimizer: ClassVar[Kind]
     StoreOptimizer: ClassVar[Kind]
 

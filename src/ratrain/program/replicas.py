@@ -49,6 +49,7 @@ class Unit:
     scratch_bytes: int = 0  # the most that one of its ops needs beside states
     scores_bytes: int = 0  # of saved_bytes, attention's scores: selective recovery lets them go
     frozen: bool = False  # nobody updates it: it has no gradient and no optimizer
+    copy_bytes: int = 0  # its weights in fp32, where replicas average copies of them
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,21 @@ class Accumulation(StrEnum):
     SHARDED = "sharded"  # in each owner's shard; reduced once a micro-batch
 
 
+class Averages(StrEnum):
+    """Which weights replicas that update alone average, and when; moments are each replica's own,
+    but in local SGD. A unit has its turn in one step of a period."""
+
+    NONE = ""
+    LOCAL_SGD = "local-sgd"  # all units, with their moments, behind a period's last update
+    DREAMDDP = "dreamddp"  # a unit's, in place, between its last backward and its update
+    EARLY_START = "early-start"  # copies made as the step begins; its update begins with their mean
+
+    @property
+    def by_turns(self) -> bool:
+        """Whether units have their turns in several steps: then replicas are never all alike."""
+        return self not in (Averages.NONE, Averages.LOCAL_SGD)
+
+
 @dataclass(frozen=True)
 class Budget:
     """Bytes of one memory tier ("": the device's) on some ranks, the last one included."""
@@ -51,7 +66,9 @@ class Setup:
     together: int = 1  # so many of the first and the last micro-batches go layer by layer
     gathers_per_pass: bool = False  # level 3 gathers a view once for all micro-batches of a pass
     period: int = 1  # steps that the program spells out
-    averages: bool = False  # replicas update alone, and average their weights once a period
+    averages: Averages = Averages.NONE  # of replicas that update alone
+    outer: bool = False  # an outer optimizer goes on from the last mean, by the new one
+    narrow_averages: bool = False  # its gradients are sent in 16 bits, with error feedback
     forward_only: bool = False  # nothing is kept for a backward, and nothing is trained
     backward_sends: bool = False  # backward fills buckets that leave beside it, with its GradSync
     error_feedback: int = 0  # residuals of each gradient sent: 1; 2 where a step may be skipped
@@ -82,6 +99,12 @@ class Setup:
     def replica_of(self, rank: int) -> int:
         """Which replica a program rank belongs to."""
         return max(i for i, first in enumerate(self.first_rank) if first <= rank)
+
+    @property
+    def alike_every(self) -> int:
+        """Steps after which a run may end or save as at a period's end: 1 where every replica has
+        states of its own at any time, and saves them."""
+        return 1 if self.averages.by_turns else self.period
 
     @cached_property
     def tensor(self) -> int:
@@ -247,6 +270,18 @@ def _check(setup: Setup) -> None:
             "in the device's memory for that",
             fix="keep the optimizer on the device, or reduce gradients in every step",
         )
+    if setup.averages.by_turns:
+        _check_turns(setup)
+    if setup.narrow_averages and not setup.outer:
+        raise ProgramError(
+            "weights are not sent in 16 bits, but what replicas learnt since an outer step is",
+            fix="set outer, or leave narrow_averages out",
+        )
+    if setup.outer and setup.averages is not Averages.EARLY_START:
+        raise ProgramError(
+            "an outer optimizer takes means of copies of weights",
+            fix=f"set averages {Averages.EARLY_START}, or leave outer out",
+        )
     _check_error_feedback(setup)
     for number, replica in enumerate(setup.replicas):
         check_replica(number, replica)
@@ -255,6 +290,25 @@ def _check(setup: Setup) -> None:
     _check_replicas_agree(setup)
     _check_idle(setup)
     _check_frozen(setup)
+
+
+def _check_turns(setup: Setup) -> None:
+    """Refuses what units that are averaged by turns cannot do."""
+    for name, degrees in setup.unit_degrees.items():
+        if len(set(degrees)) > 1:
+            raise ProgramError(
+                f"replicas that hold unit {name} at tensor {' and '.join(map(str, degrees))} "
+                f"cannot average it by turns ({setup.averages})",
+                fix='use one tensor degree, or averages "local-sgd"',
+            )
+    if setup.averages is Averages.EARLY_START and any(
+        not unit.copy_bytes and not unit.frozen and setup.holders[unit.name] > 1
+        for member in setup.members
+        for unit in member.units
+    ):
+        raise ProgramError(
+            "units whose copies are averaged need a size of a copy", fix="set copy_bytes"
+        )
 
 
 def _check_frozen(setup: Setup) -> None:

@@ -26,7 +26,7 @@ from ratrain.program.passes.tied import tie_embeddings
 from ratrain.program.passes.turns import transfers_in_turn
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Accumulation, Setup
+from ratrain.program.setup import Accumulation, Averages, Setup
 from ratrain.program.skeletons import SKELETONS, build, exists, unknown_fix
 from ratrain.program.tiers import DEVICE
 
@@ -291,11 +291,20 @@ class Choices:
     recovery: tuple[Recovery, ...] | None = None  # one mode a stage; None: as the flags above say
     recovery_of_replicas: tuple[tuple[Recovery, ...], ...] | None = None  # each one's members'
     average_steps: int = 0  # replicas average their weights every this many steps; 0: never
+    averages: Averages = Averages.LOCAL_SGD  # in which order
+    narrow_averages: bool = False  # they are sent in 16 bits, with an outer optimizer
+    outer: bool = False  # an outer optimizer goes on from their mean
+    average_turns: tuple[tuple[str, int], ...] = ()  # each unit's step, but for local SGD
     clip: bool = False  # updates wait for the global norm of the gradient
     save: bool = False  # the step's new states go to a checkpoint
     tie: bool = False  # embedding and head are one matrix: their gradients add up
     error_feedback: int = 0  # residuals that ranks keep of each gradient sent; 0: none
     optimizer_tier: str = DEVICE  # where optimizer states wait for their update
+
+    @property
+    def asked_averages(self) -> Averages:
+        """What a program's header says of them."""
+        return self.averages if self.average_steps else Averages.NONE
 
     def modes_of(self, setup: Setup) -> tuple[tuple[Recovery, ...], ...] | None:
         """Each replica's recovery modes, one for each member of each stage; None where flags say
@@ -354,7 +363,14 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
     if choices.optimizer_tier:
         program = offload_optimizer(program, choices.optimizer_tier)
     if choices.average_steps:
-        program = average_weights(program, choices.average_steps)
+        program = average_weights(
+            program,
+            choices.average_steps,
+            choices.averages,
+            dict(choices.average_turns),
+            outer=choices.outer,
+            narrow=choices.narrow_averages,
+        )
     return program
 
 

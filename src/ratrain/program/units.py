@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Setup
+from ratrain.program.setup import Averages, Setup
 from ratrain.program.tiers import TIERS
 
 Ints = npt.NDArray[np.int64]
@@ -96,7 +96,7 @@ def unit_columns(setup: Setup) -> Units:
     _, same = np.unique(np.array(names), return_inverse=True)
     holders = np.array([setup.holders[name] for name in names], dtype=np.int64)
     trained = np.array([not u.frozen for member in setup.members for u in member.units])
-    shared = (holders > 1) & (not setup.averages)
+    shared = (holders > 1) & (setup.averages is Averages.NONE)
     input_parts, output_parts = _parts(stage, columns[13], has_input, has_output)
     return Units(
         *columns[:10],

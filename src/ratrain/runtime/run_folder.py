@@ -48,10 +48,11 @@ MOST_RANKS = 1 << 16
 _LEFT_OUT = (
     *("depths", "micro_batches", "degrees", "dtypes", "dtype_words"),
     *("reduces_by", "gathers_by", "hosts", "sum_order"),
-    *("from_run", "from_step", "data_from", "episode", "episode_step"),
+    *("from_run", "from_step", "data_from", "episode", "episode_step", "check"),
 )
 """Not in run.json where replicas are alike, all ranks compute in one dtype, one collective is for
 all units, the run began by itself, or has the program that it began with."""
+Check = Literal["", "compare", "exact", "scatter 1", "scatter 2"]
 Part = Annotated[int, Rule(low=0, high=1 << 18)]
 Override = Annotated[str, Rule(high=MOST_CHARS)]
 
@@ -96,6 +97,8 @@ class RunSpec:
     data_from: Natural = 0  # the step that reads the text's beginning: 0, or `from_step`
     episode: Natural = 0  # how many other programs the run had before
     episode_step: Natural = 0  # the first step of this one
+    # "compare": each operator with fp64; else operators in fp64, rounded once or by chance
+    check: Check = ""
 
     def __post_init__(self) -> None:
         ranks = self.pipeline * self.data * self.tensor

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrain.cli.chips.noc_options import JSON, one_of
+from ratrain.cli.chips.noc_options import JSON, one_of, parse_shape
 from ratrain.cli.terminal.json_output import print_json
+from ratrain.cli.terminal.options import Real
 from ratrain.cli.terminal.progress import progress
 
 if TYPE_CHECKING:
+    from ratrain.chip.noc.costs import CollectiveCost
     from ratrain.chip.noc.energy import EnergyPoint
     from ratrain.chip.noc.gemm import Basis, Dataflow, GemmPoint
     from ratrain.chip.noc.reproduce import Figure
@@ -220,25 +222,42 @@ def _figure_json(figure: Figure) -> dict[str, Any]:
 
 
 @click.command()
+@click.option(
+    "--chip",
+    "mesh",
+    metavar="CxR",
+    help="Print the file of a chip of so many columns and rows of devices, which a device of a "
+    "cluster file may name.",
+)
+@click.option("--clock", type=Real(0.001, 100), default=1.0, show_default=True, help="In GHz.")
 @JSON
-def costs(as_json: bool) -> None:
+def costs(mesh: str | None, clock: float, as_json: bool) -> None:
     """Print the fitted costs of the collectives.
 
     cycles = L (alpha + beta beats + hop distance), with L = 1 in hardware and the number of
     levels of a software tree. Measured on the simulated chip.
 
     \b
-    Example: ratrain noc costs --json
+    Examples:
+      ratrain noc costs --json
+      ratrain noc costs --chip 4x1 --clock 1.2
     """
     from dataclasses import asdict
 
     from ratrain.chip.noc.costs import collective_costs
 
     table = collective_costs()
+    chip = None if mesh is None else _chip_file(table, mesh, clock)
+    if chip is not None and not as_json:
+        click.echo(chip)
+        return
     if as_json:
         print_json(
             "noc costs",
-            {"costs": [{**asdict(c), "form": c.form.name.lower()} for c in table]},
+            {
+                "costs": [{**asdict(c), "form": c.form.name.lower()} for c in table],
+                **({} if chip is None else {"chip": chip}),
+            },
         )
         return
     click.echo(
@@ -252,3 +271,32 @@ def costs(as_json: bool) -> None:
         )
     click.echo("\nfp64 rows: cycle-exact routers, calibrated endpoints;")
     click.echo("fp32 and fp16: latency derived from the FPU's.")
+
+
+def _chip_file(table: list[CollectiveCost], mesh: str, clock_ghz: float) -> str:
+    """The file that says what a chip's sums take."""
+    from ratrain.chip.noc.opcodes import Format
+
+    columns, rows = parse_shape(mesh)
+    names = {"hw": "hardware", "tree": "software"}
+    lines = [
+        f"columns = {columns}",
+        f"rows = {rows}",
+        f"clock_ghz = {clock_ghz:g}",
+        'has = "hardware"  # or "software": trees of messages',
+        'source = "ratrain noc costs: fitted to a simulated mesh, 1 to 4 KiB"',
+    ]
+    for cost in table:
+        is_alone = cost.contention == "alone" and cost.form is Format.FP64
+        if not is_alone or cost.kind == "barrier" or cost.algorithm not in names:
+            continue
+        lines += [
+            "",
+            "[[collective]]",
+            f'kind = "{cost.kind}"',
+            f'by = "{names[cost.algorithm]}"',
+            f"alpha_cycles = {cost.alpha_cycles:g}",
+            f"beta_cycles = {cost.beta_cycles_per_beat:g}",
+            f"hop_cycles = {cost.hop_cycles:g}",
+        ]
+    return "\n".join(lines)

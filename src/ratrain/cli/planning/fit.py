@@ -23,7 +23,7 @@ CLUSTER = "a100-80g-dgx"
     "--model",
     required=True,
     shell_complete=completion.models,
-    help="A preset, a Hugging Face folder, or its config.json.",
+    help="A preset, a Hugging Face folder, its config.json, or a hub id that is on this machine.",
 )
 @click.option(
     "--memory", metavar="SIZE", help="Of each device, as 24GB. [default: as the cluster says]"

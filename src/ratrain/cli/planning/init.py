@@ -32,7 +32,7 @@ def command() -> None:
     "--model",
     metavar="NAME|FOLDER",
     shell_complete=completion.models,
-    help="A preset, or a Hugging Face folder. [default: tiny-llama]",
+    help="A preset, a Hugging Face folder, or a downloaded hub id. [default: tiny-llama]",
 )
 @click.option(
     "--data", multiple=True, metavar="FILE", help="Training text. [default: a new text.jsonl]"

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def command(name: str | None, sequence: int, as_json: bool) -> None:
     """List the models and the families that can be trained, or show one model block by block.
 
-    NAME is a preset, a Hugging Face folder, or its config.json. FLOPs are per token; activations
+    NAME is a preset, a Hugging Face folder, its config.json, or the id of a model that
+    `hf download` has put on this machine. FLOPs are per token; activations
     are of one sequence of S tokens in fp16, all kept or with a checkpoint per layer only.
 
     \b
@@ -58,14 +59,15 @@ def command(name: str | None, sequence: int, as_json: bool) -> None:
 
 
 def model_of(name: str) -> ModelSpec:
-    """A preset, or what a config.json or the folder that holds one describes."""
+    """A preset, or what a config.json, the folder that holds one, or a hub's id describes."""
+    from ratrain.describe.hub import CONFIG, model_folder
     from ratrain.describe.huggingface import load_config
     from ratrain.describe.presets import model_preset
 
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return load_config(path / "config.json")
-    return load_config(path) if name.endswith(".json") else model_preset(name)
+    if name.endswith(".json"):
+        return load_config(Path(name).expanduser())
+    folder = model_folder(name)
+    return load_config(folder / CONFIG) if folder is not None else model_preset(name)
 
 
 def _families() -> list[dict[str, Any]]:

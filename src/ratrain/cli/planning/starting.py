@@ -184,14 +184,15 @@ def require_new(file: Path) -> None:
 
 def _model(name: str) -> tuple[ModelSpec, str, Path | None]:
     """The model, its name in a job, and its folder where it has one."""
+    from ratrain.describe.hub import CONFIG, model_folder
     from ratrain.describe.huggingface import load_config
     from ratrain.describe.presets import model_preset
     from ratrain.errors import SpecError
 
-    path = Path(name).expanduser()
-    if path.name == "config.json" or path.is_dir() or "/" in name:
-        folder = (path.parent if path.name == "config.json" else path).resolve()
-        return load_config(folder / "config.json"), str(folder / "config.json"), folder
+    folder = model_folder(name)
+    if folder is not None:
+        folder = folder.resolve()
+        return load_config(folder / CONFIG), str(folder / CONFIG), folder
     try:
         return model_preset(name), name, None
     except SpecError as error:

@@ -33,7 +33,7 @@ _COMMAND = "ratrain train"
     "--model",
     metavar="NAME|FOLDER",
     shell_complete=completion.models,
-    help="Without JOB: a preset, or a Hugging Face folder.",
+    help="Without JOB: a preset, a Hugging Face folder, or a downloaded hub id.",
 )
 @click.option("--data", multiple=True, metavar="FILE", help="Without JOB: text to train on.")
 @click.option(

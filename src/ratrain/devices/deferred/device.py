@@ -57,6 +57,7 @@ class Deferred:
 
     kind = NAME
     words = "deferred, which finds missing order"
+    narrow_terms = 0
 
     def __init__(self, number: int = 0, seed: int | None = None) -> None:
         register()

@@ -6,9 +6,7 @@ its result has is found by calling it once on zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,6 +16,7 @@ from torch.utils._mode_utils import no_dispatch
 from ratrain.devices.deferred.clocks import Access
 from ratrain.devices.deferred.memory import Hold, Pool
 from ratrain.devices.deferred.queue import Queue
+from ratrain.devices.operators import Rule, leaves, mapped, rule_of, tensors_of
 
 NAME = "deferred"
 _aten = torch.ops.aten
@@ -31,33 +30,6 @@ _ANSWERS = {_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_non
 _SIZED_BY_VALUES = {_aten.nonzero.default, _aten.masked_select.default}
 _MOST_SHAPES = 20_000
 Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What an operator's schema says. `writes`: the names of the arguments that it changes."""
-
-    names: tuple[str, ...]
-    writes: frozenset[str]
-    views: bool
-    returns: bool
-    word: str
-
-
-@cache
-def _rule(operator: Any) -> Rule:
-    schema = operator._schema
-    writes = [
-        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
-    ]
-    views = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-    return Rule(
-        tuple(a.name for a in schema.arguments),
-        frozenset(writes),
-        views,
-        bool(schema.returns),
-        str(operator),
-    )
 
 
 class DeferredTensor(Tensor):
@@ -116,14 +88,14 @@ class Operators:
 
     def call(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the dispatcher hands over."""
-        rule = _rule(operator)
+        rule = rule_of(operator)
         if rule.views:
             return self._view(operator, args, kwargs)
         if torch.Tag.inplace_view in operator.tags:
             return _reshape(operator, args, kwargs)
         if self._goes_to_host(operator, args, kwargs):
             return self._answer(operator, rule, args, kwargs)
-        tensors = [t for _, t in self._tensors(rule, args, kwargs)]
+        tensors = [t for _, t in tensors_of(rule, args, kwargs)]
         _require_same_device(operator, tensors, self._copies(operator))
         if "device" in kwargs:
             kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -138,8 +110,8 @@ class Operators:
     def _view(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Another way to look at the same memory: nothing is done."""
         hold = cast("DeferredTensor", args[0]).hold
-        seen = operator(*_map(_memory, args), **_map(_memory, kwargs))
-        return _map(lambda x: DeferredTensor(x, hold) if isinstance(x, Tensor) else x, seen)
+        seen = operator(*mapped(_memory, args), **mapped(_memory, kwargs))
+        return mapped(lambda x: DeferredTensor(x, hold) if isinstance(x, Tensor) else x, seen)
 
     def _answer(
         self, operator: Any, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]
@@ -147,14 +119,14 @@ class Operators:
         """What goes to the host: it waits for its own lane, and for no other."""
         self._touch(rule, args, kwargs, (), None)
         self._queue.mark().wait()
-        answer = operator(*_map(_memory, args), **_map(_memory, kwargs))
+        answer = operator(*mapped(_memory, args), **mapped(_memory, kwargs))
         return args[0] if operator is _aten.copy_.default else answer
 
     def _change(
         self, operator: Any, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """Writes into tensors that are there."""
-        later_args, later_kwargs = _map(_later, args), _map(_later, kwargs)
+        later_args, later_kwargs = mapped(_later, args), mapped(_later, kwargs)
         self._touch(rule, args, kwargs, (), lambda: operator(*later_args, **later_kwargs))
         if not rule.returns:
             return None
@@ -165,16 +137,16 @@ class Operators:
     def _make(self, operator: Any, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Makes new tensors."""
         shapes = self._shapes_of(operator, args, kwargs)
-        made = _map(lambda x: self.empty(x) if isinstance(x, _Shape) else x, shapes)
+        made = mapped(lambda x: self.empty(x) if isinstance(x, _Shape) else x, shapes)
         if operator in _EMPTY:
             return made
-        new = [tensor for tensor in _leaves(made) if isinstance(tensor, DeferredTensor)]
+        new = [tensor for tensor in leaves(made) if isinstance(tensor, DeferredTensor)]
         memories = [tensor.memory for tensor in new]
-        later_args, later_kwargs = _map(_later, args), _map(_later, kwargs)
+        later_args, later_kwargs = mapped(_later, args), mapped(_later, kwargs)
 
         def work() -> None:
             results = operator(*later_args, **later_kwargs)
-            tensors = [result for result in _leaves(results) if isinstance(result, Tensor)]
+            tensors = [result for result in leaves(results) if isinstance(result, Tensor)]
             for memory, result in zip(memories, tensors, strict=True):
                 memory.copy_(result)
 
@@ -205,7 +177,7 @@ class Operators:
         queue = self._queue
         with queue.lock:
             lane, at = queue.here, queue.give(work)
-            touched = list(self._tensors(rule, args, kwargs))
+            touched = list(tensors_of(rule, args, kwargs))
             for writes, tensor in [*touched, *((True, tensor) for tensor in made)]:
                 if not isinstance(tensor, DeferredTensor) or not tensor.numel():
                     continue
@@ -213,17 +185,6 @@ class Operators:
                 found = tensor.hold.block.access(access)
                 if found is not None:
                     queue.missing.append(found)
-
-    @staticmethod
-    def _tensors(
-        rule: Rule, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Iterator[tuple[bool, Tensor]]:
-        """(whether it is written, tensor) for each tensor among the arguments."""
-        named = [*zip(rule.names, args, strict=False), *kwargs.items()]
-        for name, value in named:
-            for leaf in _leaves(value):
-                if isinstance(leaf, Tensor):
-                    yield name in rule.writes, leaf
 
     # ---- shapes ---------------------------------------------------------------------------
 
@@ -234,8 +195,8 @@ class Operators:
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
             with torch.no_grad():
-                tried = operator(*_map(_zeros, args), **_map(_zeros, kwargs))
-            self._shapes[key] = _map(_shape, tried)
+                tried = operator(*mapped(_zeros, args), **mapped(_zeros, kwargs))
+            self._shapes[key] = mapped(_shape, tried)
         return self._shapes[key]
 
     @staticmethod
@@ -263,23 +224,6 @@ class _Shape(tuple[torch.Size, tuple[int, ...], torch.dtype]):
 
 def _shape(x: Any) -> Any:
     return _Shape(x.size(), x.stride(), x.dtype) if isinstance(x, Tensor) else x
-
-
-def _map(function: Callable[[Any], Any], value: Any) -> Any:
-    """A function on all that is in nested lists, tuples and dictionaries."""
-    if type(value) in (tuple, list):
-        return type(value)(_map(function, each) for each in value)
-    if type(value) is dict:
-        return {key: _map(function, each) for key, each in cast("dict[str, Any]", value).items()}
-    return function(value)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if type(value) in (tuple, list):
-        for each in value:
-            yield from _leaves(each)
-    else:
-        yield value
 
 
 def _key(value: Any) -> Any:

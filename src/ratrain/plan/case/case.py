@@ -20,10 +20,11 @@ from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.unit_place import UnitPlace
 from ratrain.plan.price.places import costs_of, unit_places
 from ratrain.plan.price.trial import proof
+from ratrain.plan.price.turns import hidden_turns
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.program.settled import Proved
-from ratrain.program.setup import Setup
+from ratrain.program.setup import Averages, Setup
 from ratrain.program.strategies import Choices, Strategy
 from ratrain.simulate.costs import Costs
 
@@ -51,7 +52,14 @@ class Case(InWords):
 
     @cached_property
     def choices(self) -> Choices:
-        return self.plan.choices
+        """With turns that hide averages best, where backward hides them."""
+        choices = self.plan.choices
+        asked = self.job.schedule.average_turns
+        if asked or choices.asked_averages is not Averages.DREAMDDP:
+            return choices
+        costs, steps = costs_of(self.plan, self.setup), choices.average_steps
+        turns = hidden_turns(self.setup, costs, steps, tied=choices.tie)
+        return replace(choices, average_turns=turns)
 
     @cached_property
     def proved(self) -> Proved:

@@ -95,7 +95,7 @@ def _require_program(made: Plan, place: Place) -> None:
             accumulation=Accumulation.SHARDED if mode.sharded_gradients else Accumulation.LOCAL,
             gathers_per_pass=once,
             tied=made.choices.tie,
-            averages=made.job.schedule.average_every is not None,
+            averages=made.choices.asked_averages,
         )
     except ProgramError as error:
         raise SpecError(error.what, place=str(place.at("replicas")), fix=error.fix) from None

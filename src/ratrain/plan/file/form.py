@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens
+from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens, Turn
 from ratrain.describe.job import WireType
 from ratrain.describe.optimizers import USUAL_OPTIMIZER
 from ratrain.describe.strict import FrozenMap, Rule, load
@@ -26,6 +26,7 @@ from ratrain.readers.json import as_table, parse_json, read_json_table
 
 FORMAT = "ratrain plan 1"
 _NO_DTYPES = FrozenMap[str]()
+_NO_TURNS = FrozenMap[int]()
 Mode = Literal["none", "selective", "backward", "forward"]
 
 
@@ -159,6 +160,10 @@ class PlanFile:
     backend: Name = "torch"
     passes: tuple[Name, ...] | None = None  # left out: the schedule's own
     average_every: Period | None = None
+    averages: Literal["local-sgd", "dreamddp", "early-start"] = "local-sgd"
+    average_turns: FrozenMap[Turn] = _NO_TURNS  # left out: as costs least
+    average_wire: Literal["fp32", "bf16"] = "fp32"
+    outer_learning_rate: Annotated[float, Rule(low=1e-12)] | None = None
     clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
     overflow: Literal["step", "unit"] = "step"
     optimizer: Name = USUAL_OPTIMIZER

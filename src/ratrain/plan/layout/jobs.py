@@ -73,6 +73,20 @@ def strategy_of(job: JobSpec) -> Strategy:
     require_collective(job.schedule.collective, file)
     if job.schedule.sharding is not None:
         chosen = replace(chosen, sharding=job.schedule.sharding)
+    early = job.schedule.averages_by_turns and job.schedule.averages == "early-start"
+    if job.train.outer_learning_rate is not None and not early:
+        raise SpecError(
+            "an outer step takes means of copies of weights, which this job does not make",
+            place=f"{file} [train] outer_learning_rate",
+            fix='set [schedule] average_every and averages = "early-start", or leave it out',
+        )
+    if job.schedule.average_wire != "fp32" and job.train.outer_learning_rate is None:
+        raise SpecError(
+            "weights are not averaged in 16 bits, but what replicas learnt since an outer step is",
+            place=f"{file} [schedule] average_wire",
+            fix="set [train] outer_learning_rate, or leave it out (1, with outer_momentum 0, "
+            "makes a mean)",
+        )
     if job.schedule.average_every is not None:
         chosen = _averaging(job, chosen, file)
     if job.train.overflow == "unit":
@@ -117,6 +131,8 @@ def _averaging(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
             fix="leave sharding and sharded gradient_accumulation out",
         )
     every = job.checkpoint.every
+    if job.schedule.averages_by_turns:
+        return replace(strategy, sharding=0)  # each replica's states are saved
     if every % (job.schedule.average_every or 1):
         raise SpecError(
             f"replicas are identical every {job.schedule.average_every} steps, but checkpoints "

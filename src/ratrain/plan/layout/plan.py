@@ -27,9 +27,10 @@ from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, stages_of, trains_tied
 from ratrain.plan.layout.tiers import tier_budgets
+from ratrain.plan.layout.turns import asked_turns, equal_turns
 from ratrain.program.families import DEVICE
 from ratrain.program.replicas import Member, Recovery, Replica, Stage
-from ratrain.program.setup import Accumulation, Budget, Setup
+from ratrain.program.setup import Accumulation, Averages, Budget, Setup
 from ratrain.program.strategies import Choices, Strategy
 from ratrain.program.units import Ints
 
@@ -93,7 +94,12 @@ class Plan:
         recovery = tuple(replica.recovery for replica in self.replicas)
         deepest = max(replica.layout.pipeline for replica in self.replicas)
         tie = trains_tied(self.job, deepest)
-        return choices_of(self.job, self.mode.sharded_gradients, tie, recovery)
+        chosen = choices_of(self.job, self.mode.sharded_gradients, tie, recovery)
+        if not self.job.schedule.averages_by_turns:
+            return chosen
+        asked = asked_turns(self.job, self.setup, tied=tie)
+        turns = asked or equal_turns(self.setup, chosen.average_steps, tied=tie)
+        return replace(chosen, average_turns=turns)
 
     @property
     def is_layout(self) -> bool:
@@ -147,6 +153,11 @@ class Plan:
         """The same for ranks of each replica."""
         changed = (r.in_mode(mode, of) for r, of in zip(self.replicas, ranks, strict=True))
         return replace(self, replicas=tuple(changed))
+
+    def in_order_of(self, job: JobSpec) -> Plan:
+        """The plan in the compute order that a job names."""
+        order = job.schedule.skeleton or self.strategy.skeleton
+        return replace(self, job=job, strategy=replace(self.strategy, skeleton=order))
 
     def recovering(self, recovery: tuple[Recovery, ...]) -> Plan:
         """The plan of a layout whose stages recover so, in every replica."""
@@ -216,9 +227,10 @@ class Plan:
         """Each stage with its members, each as it is in a replica whose stages all have its tensor
         degree, its kind of device and its size."""
         sorts = tuple(zip(replica.tensor, replica.kinds, replica.sizes, strict=True))
+        firsts = {sort: rank for rank, sort in reversed(list(enumerate(sorts)))}
         sized = {
             sort: stages_of(self.job_of(replica, rank), self._shared_layout(replica, rank))
-            for rank, sort in enumerate(sorts)
+            for sort, rank in firsts.items()
         }
 
         def member(stage: int, rank: int) -> Member:
@@ -314,6 +326,9 @@ def choices_of(
         error_feedback=job.residuals,
         optimizer_tier=job.optimizer_tier,
         average_steps=job.schedule.average_every or 0,
+        averages=Averages(job.schedule.averages),
+        narrow_averages=job.schedule.average_wire != "fp32",
+        outer=job.train.outer_learning_rate is not None,
         recovery_of_replicas=recovery,
     )
 

@@ -28,7 +28,7 @@ from ratrain.cost.scratch import (
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.optimizers import USUAL_OPTIMIZER, Matrix
+from ratrain.describe.optimizers import USUAL_OPTIMIZER, Matrix, matrices_of_stack
 from ratrain.describe.units import counted, format_bytes
 from ratrain.program.replicas import Stage, Unit, stage
 from ratrain.program.tiers import TIER_WORDS
@@ -115,12 +115,17 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
         scratch_bytes=_scratch_bytes(job, layout, block),
         scores_bytes=_scores_bytes(job, layout) if block.kind == "layer" else 0,
         frozen=not block.trained,
+        copy_bytes=4 * trained if job.schedule.averages_by_turns else 0,
     )
 
 
 def matrices_of(block: Block) -> tuple[Matrix, ...]:
     """A block's whole parameters that are trained, as optimizers see them."""
-    return tuple(Matrix(tensor.name, tensor.shape) for tensor in block.trained)
+    return tuple(
+        matrix
+        for tensor in block.trained
+        for matrix in matrices_of_stack(tensor.name, tensor.shape)
+    )
 
 
 def _name_of(block: Block) -> str:
@@ -163,7 +168,10 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     buckets = [] if bucket is None else [f"gradients sent in buckets of {format_bytes(bucket)}"]
     dtypes = {kind: dtype for kind, dtype in job.dtypes.items() if kind not in idle}
     every = schedule.average_every
-    averages = [f"weights averaged every {counted(every, 'step')}"] if every else []
+    order = f" ({schedule.averages})" if schedule.averages_by_turns else ""
+    outer = ", with an outer step" if job.train.outer_learning_rate else ""
+    outer += " in bf16" if schedule.average_wire != "fp32" else ""
+    averages = [f"weights averaged every {counted(every, 'step')}{order}{outer}"] if every else []
     tier = job.optimizer_tier
     away = [f"optimizer states wait {TIER_WORDS[tier]} for their updates"] if tier else []
     if tier and not all(tier in [each.name for each in kind.tiers] for kind in job.cluster.kinds):

@@ -6,8 +6,7 @@ replica that differs from the others has an order of its own; the file says all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from ratrain.errors import Infeasible, ProgramError, RatrainError, SpecError
@@ -17,54 +16,32 @@ from ratrain.plan.layout.fixed_orders import fixed_order, order_for_now
 from ratrain.plan.layout.further_orders import in_order
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.orders.schedules import MOST_OPS as MOST_COMPARED
-from ratrain.plan.orders.schedules import ComparedSchedule, Predicted, in_sequence
-from ratrain.plan.orders.search import Found, Limits, search_orders
-from ratrain.plan.orders.searched import SearchedOrder, SearchResult, if_faster, require_short
+from ratrain.plan.orders.schedules import (
+    ComparedSchedule,
+    Comparison,
+    Progress,
+    in_sequence,
+    predicted_of,
+)
+from ratrain.plan.orders.search import Limits, search_orders
+from ratrain.plan.orders.searched import SearchResult, if_faster, require_short
 from ratrain.program.repeating import compute_ops
 from ratrain.program.skeletons import SKELETONS
 from ratrain.readers.place import Place
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import Simulation
 
-Progress = Callable[[int, int], None]
 
-
-@dataclass(frozen=True)
-class PlanOrders:
-    """Every order with a name on a plan, those that fit first, each group fastest first."""
-
-    plan: Plan
-    file: Path  # the plan's, or that of the job whose plan it is
-    rows: tuple[ComparedSchedule, ...]
-
-    @property
-    def case(self) -> Case:
-        return Case(self.plan)
-
-    @property
-    def planned(self) -> bool:
-        """Whether the plan was found for a job, and is in no file."""
-        return self.file.suffix != ".json"
-
-
-def compare_orders(plan: Plan, file: Path, progress: Progress | None = None) -> PlanOrders:
-    """The `PlanOrders` of a plan."""
+def compare_orders(plan: Plan, file: Path, progress: Progress | None = None) -> Comparison:
+    """The `Comparison` of a plan."""
     names = [name for name, skeleton in SKELETONS.items() if skeleton.fixed is None]
-    rows: list[ComparedSchedule] = []
-    for number, name in enumerate(names):
-        if progress is not None:
-            progress(number, len(names))
-        rows.append(_compared(plan, file, name))
-    if progress is not None:
-        progress(len(names), len(names))
-    return PlanOrders(plan, file, tuple(in_sequence(rows)))
+    rows = in_sequence(names, lambda name: _compared(plan, file, name), progress)
+    return Comparison(plan.job, file, rows, plan)
 
 
 def in_named_order(plan: Plan, file: Path, name: str) -> Plan:
     """The plan in an order; an error where its replicas cannot be in it."""
-    ordered = replace(
-        plan, job=in_order(plan.job, name), strategy=replace(plan.strategy, skeleton=name)
-    )
+    ordered = plan.in_order_of(in_order(plan.job, name))
     require_runnable(ordered, Place(str(file), form="json"))
     return ordered
 
@@ -74,17 +51,9 @@ def _compared(plan: Plan, file: Path, name: str) -> ComparedSchedule:
     try:
         case = Case(in_named_order(plan, file, name))
         _require_written_out(case, name)
-        simulation = simulate_proved(case.proved, case.costs)
+        return ComparedSchedule(name, name, doc, predicted_of(case), "")
     except RatrainError as error:
         return ComparedSchedule(name, name, doc, None, error.what)
-    predicted = Predicted(
-        simulation.step_time_s,
-        simulation.bound_bytes,
-        simulation.bubble_fraction,
-        simulation.feasible,
-        max(replica.layout.virtual for replica in plan.replicas),
-    )
-    return ComparedSchedule(name, name, doc, predicted, "")
 
 
 def _require_written_out(case: Case, name: str) -> None:
@@ -102,21 +71,25 @@ def _require_written_out(case: Case, name: str) -> None:
 
 
 def search_orders_of_plan(
-    orders: PlanOrders, limits: Limits, seed: int, progress: Progress | None = None
+    plan: Plan, orders: Comparison, limits: Limits, seed: int, progress: Progress | None = None
 ) -> SearchResult:
     """Searches an order for a compared plan, from its named orders."""
     fitting = [row for row in orders.rows if row.predicted is not None and row.predicted.fits]
-    _require_searchable(orders.plan, orders.file)
+    _require_searchable(plan, orders.file)
     if not fitting:
         raise Infeasible(
             "no named order fits, and a search begins with one that does",
             place=f"{orders.file} memory_budget",
             fix="raise the budget, or let `ratrain plan` look for a plan that fits",
         )
-    named = Case(in_named_order(orders.plan, orders.file, fitting[0].order))
+    named = Case(in_named_order(plan, orders.file, fitting[0].order))
     require_short(named.proved, f"{orders.file} sequences")
     best, effort = search_orders([named], limits, seed, progress)
-    order = None if best is None else _ready(best, orders, named, fitting[0])
+    if best is None:
+        return SearchResult(None, effort)
+    with order_for_now(best.csv) as skeleton:  # as the plan takes it from a file
+        simulation = _simulated(plan, orders.file, skeleton)
+    order = if_faster(best, plan.job, simulation, (named, fitting[0]))
     return SearchResult(order, effort)
 
 
@@ -137,26 +110,15 @@ def _require_searchable(plan: Plan, file: Path) -> None:
             )
 
 
-def _ready(
-    best: Found, orders: PlanOrders, named: Case, row: ComparedSchedule
-) -> SearchedOrder | None:
-    """The order as the plan takes it from a file; None where it is no faster than one with a
-    name."""
-    with order_for_now(best.csv) as file:
-        simulation = _simulated(orders, file)
-    return if_faster(best, orders.plan.job, simulation, (named, row))
-
-
-def _simulated(orders: PlanOrders, skeleton: str) -> Simulation | None:
+def _simulated(plan: Plan, file: Path, skeleton: str) -> Simulation | None:
     """The plan in the order of a file; None where it cannot run, or does not fit."""
-    plan = orders.plan
     ordered = replace(
         plan,
         job=in_order(plan.job, skeleton),
         strategy=replace(plan.strategy, skeleton=fixed_order(Path(skeleton))),
     )
     try:
-        require_runnable(ordered, Place(str(orders.file), form="json"))
+        require_runnable(ordered, Place(str(file), form="json"))
         case = Case(ordered)
         return simulate_proved(case.proved, case.costs) if case.proved.verdict.sound else None
     except RatrainError:

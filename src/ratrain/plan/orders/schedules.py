@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, RatrainError
+from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of, require_one_by_one
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.plan import Plan
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES, strategy
 from ratrain.simulate.long import simulate_proved
@@ -44,11 +47,24 @@ class ComparedSchedule:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All strategies on one layout, those that fit first, each group fastest first."""
+    """All strategies on a job's layout, or all orders with a name on a plan whose stages or
+    replicas differ: those that fit first, each group fastest first. `file`: of the plan, or of the
+    job."""
 
     job: JobSpec
-    layout: LayoutSpec
+    file: Path
     rows: tuple[ComparedSchedule, ...]
+    plan: Plan | None = None  # None: of the job's layout
+
+    @property
+    def layout(self) -> LayoutSpec:
+        assert self.job.layout is not None
+        return self.job.layout
+
+    @property
+    def planned(self) -> bool:
+        """Whether the plan was found for a job, and is in no file."""
+        return self.file.suffix != ".json"
 
     @property
     def tokens(self) -> int:
@@ -63,21 +79,24 @@ class Comparison:
 def compare_schedules(job: JobSpec, progress: Progress | None = None) -> Comparison:
     """The `Comparison` of a job that has a layout."""
     require_one_by_one(job)
-    assert job.layout is not None, "a job without a layout is planned first: compared.laid_out"
-    names = list(STRATEGIES)
+    layout = job.layout
+    assert layout is not None, "a job without a layout is planned first: compared.laid_out"
+    rows = in_sequence(list(STRATEGIES), lambda name: _compared(job, layout, name), progress)
+    return Comparison(job, job.path or Path("job"), rows)
+
+
+def in_sequence(
+    names: Sequence[str], compared: Callable[[str], ComparedSchedule], progress: Progress | None
+) -> tuple[ComparedSchedule, ...]:
+    """What `compared` says of each: those that fit first, each group fastest first."""
     rows: list[ComparedSchedule] = []
     for number, name in enumerate(names):
         if progress is not None:
             progress(number, len(names))
-        rows.append(_compared(job, job.layout, name))
+        rows.append(compared(name))
     if progress is not None:
         progress(len(names), len(names))
-    return Comparison(job, job.layout, tuple(in_sequence(rows)))
-
-
-def in_sequence(rows: Iterable[ComparedSchedule]) -> list[ComparedSchedule]:
-    """Those that fit first, each group fastest first."""
-    return sorted(rows, key=_order)
+    return tuple(sorted(rows, key=_order))
 
 
 def _order(row: ComparedSchedule) -> tuple[int, float]:
@@ -119,17 +138,22 @@ def _compared(job: JobSpec, layout: LayoutSpec, name: str) -> ComparedSchedule:
         chosen = strategy_of(compared)
         _require_short(compared, layout, chosen.skeleton)
         case = case_of(replace(compared, layout=layout_for(job, layout, chosen.skeleton)))
-        simulation = simulate_proved(case.proved, case.costs)
+        predicted = predicted_of(case)
     except RatrainError as error:
         return ComparedSchedule(name, chosen.skeleton, chosen.doc, None, error.what)
-    predicted = Predicted(
+    return ComparedSchedule(name, case.strategy.skeleton, chosen.doc, predicted, "")
+
+
+def predicted_of(case: Case) -> Predicted:
+    """A case proved and simulated in full size."""
+    simulation = simulate_proved(case.proved, case.costs)
+    return Predicted(
         simulation.step_time_s,
         simulation.bound_bytes,
         simulation.bubble_fraction,
         simulation.feasible,
-        case.plan.layout.virtual,
+        max(replica.layout.virtual for replica in case.plan.replicas),
     )
-    return ComparedSchedule(name, case.strategy.skeleton, chosen.doc, predicted, "")
 
 
 def _require_short(job: JobSpec, layout: LayoutSpec, order: str) -> None:

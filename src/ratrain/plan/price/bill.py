@@ -164,6 +164,15 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
     }
     if group.job.residuals and data > 1:
         states["residual"] = group.job.residuals * whole(gradient)
+    if group.job.schedule.averages == "early-start" and group.job.schedule.averages_by_turns:
+        copies, steps = _sizes(group, "copy_bytes"), group.job.schedule.average_every or 1
+        # Turns are as equal as can be: none is larger than an equal part and a unit.
+        states["averaged"] = np.minimum(
+            whole(copies), whole(copies) // steps + _largest(group, copies)
+        )
+        if group.job.train.outer_learning_rate is not None and data > 1:
+            kept = 3 if group.job.schedule.average_wire != "fp32" else 2
+            states["outer"] = kept * whole(copies)
     return states
 
 

@@ -31,6 +31,7 @@ from ratrain.program.setup import Setup
 from ratrain.program.tiers import DISK, HOST
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Routes, Work, fixed_work
 
+COPY_BYTES = 4  # of a parameter's weight
 NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
 
 
@@ -102,6 +103,7 @@ def costs_of_places(
     priced[Cost.NORM] = _norms(farthest, setup, units)
     # Steps that save nothing are simulated, unless every one does.
     saving = _saves(setup, units, ports, job.train.rule.saved_bytes)
+    priced[Cost.COPY_WEIGHTS] = _copied_weights(units, ports)
     priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
     priced[Cost.COPY_INPUT] = _copies(units, ports)
     priced[Cost.MOVE_OPTIMIZER] = _moves(job, setup, units, ports)
@@ -194,7 +196,7 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
         return gather_loss(unit.device).driven(_half_of(unit)(unit.view_bytes))
 
     def average(unit: UnitPlace, _link: Link) -> Transfer:
-        sent = _half_of(unit)(job.train.rule.saved_bytes * unit.params).times(2)
+        sent = _half_of(unit)(job.averaged_bytes * unit.params).times(2)
         return reduction_loss(unit.device).driven(sent)
 
     def reduced(unit: UnitPlace, _link: Link) -> Transfer:
@@ -310,6 +312,13 @@ def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports, of_parameter
         size_bytes = saved_bytes if disk else 0.0
         transfers.append(Transfer(0.0, size_bytes, 0.0))
         links.append(ports.disk(unit.rank, disk.bandwidth_bytes_per_s) if disk else NO_LINK)
+    return _work_of(transfers, links, [NO_LINK] * len(units))
+
+
+def _copied_weights(units: Sequence[UnitPlace], ports: _Ports) -> Work:
+    """A copy of a unit's weights, read and written once."""
+    transfers = [Transfer(0.0, 2.0 * COPY_BYTES * unit.params, 0.0) for unit in units]
+    links = [ports.memory(unit.rank, unit.device.memory.bandwidth_bytes_per_s) for unit in units]
     return _work_of(transfers, links, [NO_LINK] * len(units))
 
 

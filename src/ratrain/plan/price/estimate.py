@@ -152,7 +152,7 @@ class _Pace:
             gather = half(weight_bytes * held)
             reduce = NOTHING
             if schedule.average_every is not None:
-                reduce = half(group.job.train.rule.saved_bytes * params)
+                reduce = half(group.job.averaged_bytes * params)
             elif data:  # as where states are sharded: `tail_s` counts it twice where they are not
                 size_bytes = reduced_bytes * params
                 reduce = reduction(group.job, half, params, size_bytes, device, owners=self.data)
@@ -420,21 +420,27 @@ class _Pace:
         busiest = times.argmax(axis=1)
         rows = np.arange(len(group))
         pipe_s = times[rows, busiest] - self._hidden_sums_s[rows, busiest]
-        tail_s = self._exposed_tail_s(ramp[:, : self.ranks])
+        tail_s = self._exposed_tail_s(ramp[:, : self.ranks], pipe_s)
         slot_s = slots[rows, busiest]
         return Estimate(pipe_s + tail_s, slot_s, pipe_s - m * slot_s, tail_s, busiest)
 
-    def _exposed_tail_s(self, ramp: Floats) -> Floats:
+    def _exposed_tail_s(self, ramp: Floats, pipe_s: Floats) -> Floats:
         """For each row what the tails take beyond the ramps; the mean over a period's steps, of
-        which one ends with averages and the others with updates alone."""
+        which one ends with averages and the others with updates alone; or each with a part of the
+        averages, which hide behind all of its compute, or behind its last backward."""
 
         def beyond(tail_s: Floats) -> Floats:
             return np.maximum((tail_s - ramp).max(axis=1), 0.0)
 
         steps = self.group.job.schedule.average_every or 1
-        if steps == 1:
+        if steps == 1 and not self.group.job.schedule.averages_by_turns:
             return beyond(self.tail_s)
         alone_s = beyond(self._tail_s(np.zeros_like(self.group.sharding)[:, None]))
+        if self.group.job.schedule.averages_by_turns:
+            early = self.group.job.schedule.averages == "early-start"
+            hidden_s = pipe_s[:, None] if early else _summed(self, self.backward_s[0])
+            sent_s = _summed(self, 2 * self._total("reduce_s")) / steps
+            return alone_s + np.maximum(sent_s - hidden_s, 0.0).max(axis=1)
         return (beyond(self.tail_s) + (steps - 1) * alone_s) / steps
 
     def _one_f_one_b(

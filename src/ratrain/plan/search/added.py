@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
+from ratrain.plan.draft.pools import FEW
 from ratrain.plan.layout.other_clusters import kinds_of, with_more_hosts
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.known_plans import ANY_REPLICAS
 from ratrain.plan.search.layouts import Progress
 from ratrain.plan.search.misfit import planned
-from ratrain.plan.search.pools import FEW
 from ratrain.plan.search.speedup import Watch, unwatched
 from ratrain.plan.search.tried import Tried
 

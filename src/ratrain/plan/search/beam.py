@@ -9,16 +9,16 @@ from heapq import nsmallest
 from itertools import islice, permutations, product
 from math import inf
 
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.pools import Post, Shape, divisions_of, in_division, tensor_degrees
+from ratrain.plan.draft.shares import best_shares, in_best_sizes
+from ratrain.plan.draft.space import Side, Space
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.price.kind_speed import kind_speed
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.effort import Effort
-from ratrain.plan.search.moves import changed, layers_between_hosts
-from ratrain.plan.search.pools import Post, Shape, divisions_of, in_division, tensor_degrees
-from ratrain.plan.search.shares import best_shares, in_best_sizes
-from ratrain.plan.search.space import Side, Space
+from ratrain.plan.search.moves import changed
+from ratrain.plan.search.moves_of_work import layers_between_hosts
 
-ROUNDS = 24
 SIZES = 1, 2, 4, 8, 16
 """Micro-batches in which seeds are made."""
 ORDERS = 24
@@ -40,8 +40,8 @@ Priced = tuple[float, Draft]
 
 
 class Beam:
-    """A search under way. `time_s`: what ranks a draft; `enough`: whether no more is to be
-    timed."""
+    """A search under way. `time_s`: what ranks a draft; `enough`: whether no more is to be timed;
+    `seeds`: in place of pipelines of one member in each stage."""
 
     def __init__(
         self,
@@ -49,8 +49,10 @@ class Beam:
         effort: Effort,
         time_s: Callable[[Draft], float],
         enough: Callable[[], bool],
+        seeds: Iterable[Draft] | None = None,
     ) -> None:
         self._space, self._effort, self._time_s, self._enough = space, effort, time_s, enough
+        self._made = self._seeds() if seeds is None else seeds
         self._shares = best_shares(space)
         self.passed_over = False
         """Whether a draft was made that is not allowed."""
@@ -58,21 +60,15 @@ class Beam:
     def best(self, starts: Iterable[Draft], allowed: Callable[[Draft], bool]) -> list[Priced]:
         """The drafts that were priced, the fastest first."""
         known: dict[object, Priced] = {}
-        begun = {draft.key: draft for draft in self._seeds() if self._is_allowed(draft, allowed)}
+        begun = {draft.key: draft for draft in self._made if self._is_allowed(draft, allowed)}
         for draft in (
             *starts,
             *nsmallest(SEEDS, begun.values(), key=lambda draft: draft.estimate_s),
             *nsmallest(SEEDS, begun.values(), key=lambda draft: draft.alone_s),
         ):
-            polished_seeds = (
-                draft,
-                in_best_sizes(self._space, draft),
-                self._shares(draft),
-                *layers_between_hosts(self._space, draft),
-            )
-            self._price(filter(None, polished_seeds), known, allowed, inf)
+            self._price(filter(None, self._polished(draft)), known, allowed, inf)
         polished, looked = set[object](), set[object]()
-        for _ in range(ROUNDS):
+        for _ in range(self._effort.rounds):
             for draft in self._front(known, POLISHED * self._effort.width):
                 if draft.key not in polished:
                     polished.add(draft.key)
@@ -86,6 +82,14 @@ class Beam:
                 looked.add(draft.key)
                 self._price(self._near(draft, known), known, allowed, last_s)
         return sorted(known.values(), key=_first)
+
+    def _polished(self, draft: Draft) -> Iterator[Draft | None]:
+        """A seed, and what is made of it at once."""
+        yield draft
+        if not draft.has_members:
+            yield in_best_sizes(self._space, draft)
+            yield self._shares(draft)
+            yield from layers_between_hosts(self._space, draft)
 
     def _front(self, known: dict[object, Priced], width: int) -> list[Draft]:
         """The fastest drafts, a few of each family."""

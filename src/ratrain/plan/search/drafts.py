@@ -1,4 +1,4 @@
-"""The search among drafts whose stages have one member each.
+"""The search among drafts.
 
 Seeds and what moves make of them are timed at the grain of stages (`search.beam`); the best are
 built, proved and simulated whole, and the fastest of these are changed once more.
@@ -7,24 +7,25 @@ built, proved and simulated whole, and the fastest of these are changed once mor
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import nsmallest
+from itertools import islice
 
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.pools import pools_of
+from ratrain.plan.draft.space import Space, leaner
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, modes_of
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.search.beam import Beam
-from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.effort import MARGIN, Effort
 from ratrain.plan.search.moves import MOVES, MoveTried, changed
-from ratrain.plan.search.pools import pools_of
-from ratrain.plan.search.space import Space, leaner
-from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import timed
-from ratrain.plan.search.tried import Timed
+from ratrain.plan.search.tried import Timed, climbed, step_of
 from ratrain.program.strategies import Strategy
 
 Progress = Callable[[int, int], None]
@@ -35,11 +36,15 @@ CLOCK_MARGIN, LONG_MARGIN = 1.02, 1.005
 """A draft is not simulated whole whose time at the grain of stages is this much above the best; the
 second where its program is long. Of few devices, several to a host, `MARGIN` counts in place of the
 first: their links are estimated there."""
+MEMBERS_MARGIN = 1.12
+"""The same of a draft whose stages have members."""
 SLOWER_MARGIN = 1.05
 """The same of a few further drafts (`Effort.slower`): they may leave memory in which some stages
 take larger micro-batches."""
 SHOWN = 6
 """What a move makes of the plan that is taken: so many are timed, those of the least estimate."""
+LEAST_GAIN = 1e-6
+"""Part of a step that a change must save, as simulated whole."""
 LONG_GAIN = 1e-4
 """Part of a step that a change of a long program must gain at the grain of stages."""
 ALIKE = 4
@@ -64,37 +69,42 @@ class DraftSearch:
         self.stages = Stages(job, pools, chosen, [MODES[code] for code in codes])
         self.states = _states(job, chosen)
         self.space = Space(self.stages, self.states)
-        self.simulated = self.drafts = 0
+        self.simulated = self.drafts = self.with_members = 0
         self.passed_over = False
         """Whether drafts were made that were not allowed."""
-        self.clock = StageClock(self.stages)
         members = job.cluster.members()
         self.effort = effort
         self._left, self._clock_left = OPS, effort.clock_ops
         together = len({device.host for device in members}) < len(members)
         self._margin = MARGIN if together and not effort.spares_programs else CLOCK_MARGIN
         self._most = 2 * (effort.simulated + effort.climbs * effort.changes * ROUNDS)
-        self._known: dict[object, Timed[Draft] | None] = {}
+        self._known: dict[object, Timed | None] = {}
         self._clocked: dict[object, float | None] = {}
 
     def best_of(
-        self, starts: Sequence[Draft], bar_s: float, allowed: Callable[[Draft], bool]
-    ) -> list[Timed[Draft]]:
+        self,
+        starts: Sequence[Draft],
+        bar_s: float,
+        allowed: Callable[[Draft], bool],
+        seeds: Iterable[Draft] | None = None,
+    ) -> list[Timed]:
         """The best of allowed drafts as simulated, and of those made of the best by changes. Those
-        that cannot be faster than `bar_s` are passed over."""
-        best_s, tried = bar_s, dict[object, Timed[Draft]]()
+        that cannot be faster than `bar_s` are passed over. `seeds`: whose stages have members, in
+        place of those whose stages have none."""
+        effort = self.effort if seeds is None else self.effort.of_members
+        best_s, tried = bar_s, dict[object, Timed]()
         self._left, self._clock_left = OPS, self.effort.clock_ops
         families: Counter[object] = Counter()
         fitting: set[object] = set()
         count = slower = 0
-        for time_s, draft in self._priced(starts, allowed):
-            if count >= self.effort.simulated or self._left < OPS // 2:
+        for time_s, draft in self._priced(starts, allowed, effort, seeds):
+            if count >= effort.simulated or self._left < OPS // 2:
                 break
             if families[draft.family] >= ALIKE:
                 continue
             if time_s > self._margin_of(draft) * best_s:
                 slower += 1
-                wanted = slower <= self.effort.slower and time_s <= SLOWER_MARGIN * best_s
+                wanted = slower <= effort.slower and time_s <= SLOWER_MARGIN * best_s
                 if not (wanted and self.is_tight(tried.values())):
                     continue
             spares = self.effort.spares_programs and _exchanges_more(draft.state)
@@ -107,33 +117,42 @@ class DraftSearch:
                 fitting.add(draft.work)
                 tried[timed_draft.draft.key] = timed_draft
                 best_s = min(best_s, timed_draft.step_s)
-        fastest = sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
-        for timed_draft in fastest[: self.effort.climbs]:
-            for better in self._climbed(timed_draft):
+        fastest = sorted(tried.values(), key=step_of)
+        for start in fastest[: effort.climbs]:
+            near = partial(self._simulated_near, effort=effort)
+            for better in climbed(start, near, ROUNDS, LEAST_GAIN):
                 tried[better.draft.key] = better
-        return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
+        return sorted(tried.values(), key=step_of)
 
-    def is_tight(self, plans: Iterable[Timed[Draft]]) -> bool:
+    def is_tight(self, plans: Iterable[Timed]) -> bool:
         """Whether larger micro-batches may not fit some of these plans."""
         least_bytes = min(self.job.budgets)
         return any(2 * plan.bound_bytes > least_bytes for plan in plans)
 
     def _priced(
-        self, starts: Sequence[Draft], allowed: Callable[[Draft], bool]
+        self,
+        starts: Sequence[Draft],
+        allowed: Callable[[Draft], bool],
+        effort: Effort,
+        seeds: Iterable[Draft] | None,
     ) -> list[tuple[float, Draft]]:
         """The drafts that were timed at the grain of stages, the fastest first."""
         must_divide = bool(self.job.schedule.sequence_parallel)
         beam = Beam(
             self.space,
-            self.effort,
+            effort,
             self._ranks_s,
-            lambda: self._clock_left < self.effort.clock_ops // 2,
+            lambda: self._clock_left < effort.clock_ops // 2,
+            seeds,
         )
         priced = beam.best(
             starts, lambda draft: allowed(draft) and (draft.divided or not must_divide)
         )
-        self.passed_over |= beam.passed_over
-        self.drafts += len(priced)
+        if seeds is None:
+            self.passed_over |= beam.passed_over
+            self.drafts += len(priced)
+        else:
+            self.with_members += len(priced)
         return priced
 
     def _ranks_s(self, draft: Draft) -> float:
@@ -159,7 +178,9 @@ class DraftSearch:
             return self._clock_s(other) if has_clock else other.estimate_s
 
         for name, move in MOVES.items():
-            others = filter(None, move.changes(self.space, draft))
+            if move.members not in (None, draft.has_members):
+                continue
+            others = move.of(self.space, draft)
             made = {other.key: other for other in others if other.key != draft.key}
             near = nsmallest(SHOWN, made.values(), key=lambda other: other.estimate_s)
             times_s = [time_s for other in near if (time_s := time_of(other)) is not None]
@@ -169,9 +190,11 @@ class DraftSearch:
 
     def _clock_s(self, draft: Draft) -> float | None:
         """Its step at the grain of stages; None where it has no such program."""
+        if draft.has_members:
+            return draft.estimate_s
         if draft.key not in self._clocked:
-            self._clock_left -= self.clock.ops(draft)
-            self._clocked[draft.key] = self.clock.step_s(draft)
+            self._clock_left -= self.space.clock.ops(draft)
+            self._clocked[draft.key] = self.space.clock.step_s(draft)
         return self._clocked[draft.key]
 
     def _time_s(self, draft: Draft) -> float:
@@ -179,34 +202,39 @@ class DraftSearch:
         clock_s = self._clock_s(draft)
         return draft.estimate_s if clock_s is None else clock_s
 
-    def _climbed(self, start: Timed[Draft]) -> Iterable[Timed[Draft]]:
-        """Ever faster ones, each a change of the one before."""
-        here = start
-        for _ in range(ROUNDS):
-            if self._left < 0:
-                return
-            new = (draft for draft in self.near(here.draft) if self._is_new(draft, here.draft))
-            near = nsmallest(NEAR, new, key=lambda draft: draft.estimate_s)
-            fast = [
-                (self._time_s(draft), draft)
-                for draft in near
-                if self._clock_left > 0 or draft.key in self._clocked
-            ]
-            near = [
-                draft
-                for time_s, draft in sorted(fast, key=_time_of)
-                if self._may_gain(draft, time_s, here)
-            ]
-            better, bar_s = None, here.step_s
-            for draft in near[: self.effort.changes]:
-                neighbour = self._simulate(draft, bar_s)
-                if neighbour is not None and (better is None or neighbour.step_s < better.step_s):
-                    better = neighbour
-                    bar_s = min(bar_s, better.step_s) if self.effort.spares_programs else bar_s
-            if better is None or better.step_s >= here.step_s * (1 - 1e-6):
-                return
-            here = better
-            yield here
+    def _simulated_near(self, here: Timed, effort: Effort) -> Iterator[Timed]:
+        """Changes of a draft as simulated: the fastest at the grain of stages, of those of the
+        least estimate; and its states shared in other ways, which that grain tells apart badly."""
+        if self._left < 0:
+            return
+        new = [draft for draft in self.near(here.draft) if self._is_new(draft, here.draft)]
+        near = nsmallest(NEAR, new, key=lambda draft: draft.estimate_s)
+        fast = [
+            (self._time_s(draft), draft)
+            for draft in near
+            if self._clock_left > 0 or draft.key in self._clocked
+        ]
+        may_gain = (
+            draft
+            for time_s, draft in sorted(fast, key=_time_of)
+            if self._may_gain(draft, time_s, here)
+        )
+        bar_s = here.step_s
+        in_other_states = (
+            draft
+            for draft in new
+            if draft.work == here.draft.work
+            and not (_exchanges_more(draft.state) or self.effort.spares_programs)
+        )
+        tried = dict.fromkeys((*islice(may_gain, effort.changes), *in_other_states))
+        for (
+            draft
+        ) in tried:  # how states are shared is known whole: the clock tells them apart badly
+            neighbour = self._simulate(draft, bar_s)
+            if neighbour is not None:
+                yield neighbour
+                if self.effort.spares_programs:
+                    bar_s = min(bar_s, neighbour.step_s)
 
     def _is_new(self, change: Draft, draft: Draft) -> bool:
         """Whether a change is worth a look: not simulated yet, and where programs are long, not
@@ -214,16 +242,20 @@ class DraftSearch:
         spares = self.effort.spares_programs and _exchanges_more(change.state)
         return change.key not in self._known and not (spares and change.work == draft.work)
 
-    def _may_gain(self, change: Draft, time_s: float, here: Timed[Draft]) -> bool:
+    def _may_gain(self, change: Draft, time_s: float, here: Timed) -> bool:
         """Whether a change that takes so long at the grain of stages may be faster as a whole."""
         if self._clock_s(change) is None:
             return True
+        if change.has_members:
+            return change.least_s < here.step_s
         if self._is_long(change) and time_s >= (1 - LONG_GAIN) * self._time_s(here.draft):
             return False
         return time_s < self._margin * here.step_s
 
     def _margin_of(self, draft: Draft) -> float:
         """How far the time of a draft that is simulated whole may be above the best step."""
+        if draft.has_members:
+            return MEMBERS_MARGIN
         if self._clock_s(draft) is None:
             return MARGIN
         return LONG_MARGIN if self._is_long(draft) else self._margin
@@ -240,16 +272,16 @@ class DraftSearch:
         if self.progress is not None:
             self.progress(min(self.simulated, self._most), self._most)
 
-    def simulated_as(self, draft: Draft) -> Timed[Draft] | None:
+    def simulated_as(self, draft: Draft) -> Timed | None:
         """The draft as it was simulated; None where it was not, or did not fit."""
         return self._known.get(draft.key)
 
-    def _simulate(self, draft: Draft, best_s: float) -> Timed[Draft] | None:
+    def _simulate(self, draft: Draft, best_s: float) -> Timed | None:
         """A draft as simulated, with more recovery where memory asks for it."""
         if draft.key not in self._known:
             self.watch()
             self._left -= draft.ops
-            known: Timed[Draft] | None = None
+            known: Timed | None = None
             leaned: Draft | None = draft
             for _ in range(4):
                 if leaned is None:
@@ -258,7 +290,7 @@ class DraftSearch:
                 known, short = timed(
                     self.job, self.stages.pools, leaned, best_s, proved_last=is_long
                 )
-                leaned = leaner(self.stages, leaned, short) if short else None
+                leaned = leaner(self.space, leaned, short) if short else None
             self._known[draft.key] = known
         return self._known[draft.key]
 

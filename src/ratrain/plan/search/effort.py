@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from ratrain.plan.search.pools import FEW
+from ratrain.plan.draft.pools import FEW
 
 FEWEST = 8
 """Devices up to which nearly all drafts are timed."""
 WIDTH = 8
 """Drafts changed in a round for each of so few devices."""
+MEMBERS_ROUNDS = 1
 MARGIN = 1.2
 """A draft is neither timed nor simulated whose estimate is this much above the best step."""
 
@@ -31,6 +32,21 @@ class Effort:
     changes: int  # of a draft, of the least estimate, that are simulated in a round
     long_ops: float  # of a program of several shares, above which it takes seconds
     spares_programs: bool  # whether what can hardly gain is not simulated whole
+    rounds: int = 24  # of changes, at the grain of stages
+
+    @property
+    def of_members(self) -> Effort:
+        """The same of drafts whose stages have several members."""
+        quick = self.simulated == _QUICK.simulated
+        return replace(
+            self,
+            width=5,
+            rounds=MEMBERS_ROUNDS,
+            simulated=2 if quick else 12,
+            slower=0,
+            climbs=0 if quick else 2,
+            changes=4,
+        )
 
 
 _FEWEST = Effort(

@@ -12,7 +12,7 @@ from ratrain.errors import Infeasible
 from ratrain.plan.file.form import PlanFile
 from ratrain.plan.search.layouts import Progress, Search
 from ratrain.plan.search.misfit import planned
-from ratrain.plan.search.tried import Drafted, Timed, Tried
+from ratrain.plan.search.tried import Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 from ratrain.program.skeletons import SKELETONS
 
@@ -31,7 +31,7 @@ class EveryPlan:
     unequal: UnequalSearch | None
 
     @property
-    def best(self) -> Timed[Drafted] | None:
+    def best(self) -> Timed | None:
         """The fastest plan that can be trained, or that there is where none can, where its replicas
         differ; None where they are alike."""
         if self.unequal is None:
@@ -59,7 +59,7 @@ class EveryPlan:
         return (*others, *trainable, *alike)
 
     @property
-    def faster(self) -> Timed[Drafted] | None:
+    def faster(self) -> Timed | None:
         """A plan that is faster than the best, and that `ratrain train` cannot run yet."""
         others = self.unequal.others if self.unequal is not None else ()
         return others[0] if others and others[0] is not self.best else None
@@ -105,7 +105,7 @@ def beside_words(plans: EveryPlan) -> list[str]:
     return [f'{alike_words(best, alike)} ([schedule] replicas = "identical")']
 
 
-def alike_words(best: Timed[Drafted], alike: Search) -> str:
+def alike_words(best: Timed, alike: Search) -> str:
     """How much longer identical replicas take."""
     more = 100 * (alike.best.step_s / best.step_s - 1)
     slower = f"{format_time(alike.best.step_s)}, {more:.1f} % more"

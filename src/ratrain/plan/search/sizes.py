@@ -18,38 +18,38 @@ from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.trial import timed_recovering
-from ratrain.plan.search.tried import E, Timed
+from ratrain.plan.search.tried import Timed, climbed
 from ratrain.program.skeletons import SKELETONS
 
 OPS = 100_000
 """Ops of one step, over all plans that are proved and simulated, after which no more is begun."""
+ROUNDS = 100
+"""Changes one after another at most: operations end first."""
 WORTH_IT = 0.002
 """Part of a step that other sizes must save: they take memory, and are harder to read."""
 
 
-def in_other_sizes(start: Timed[E], begins: Callable[[], None]) -> Iterator[Timed[E]]:
+def in_other_sizes(start: Timed, begins: Callable[[], None]) -> Iterator[Timed]:
     """Ever faster plans, each with other sizes on some stages than the one before. `begins` is
     called for each that is tried."""
-    here, left, known = start, OPS, {_key(start.plan)}
-    while left > 0:
-        bar_s = here.step_s * (1 - WORTH_IT)
-        faster: list[Timed[E]] = []
+    left, known = OPS, {_key(start.plan)}
+
+    def near(here: Timed) -> Iterator[Timed]:
+        nonlocal left
         for plan in _neighbours(here.plan):
             if left <= 0 or _key(plan) in known:
                 continue
             known.add(_key(plan))
             left -= here.draft.ops
             begins()
-            timed = _timed(here, plan, bar_s)
-            if timed is not None and timed.step_s < bar_s and timed.refusals == start.refusals:
-                faster.append(timed)
-        if not faster:
-            return
-        here = min(faster, key=lambda timed: timed.step_s)
-        yield here
+            timed = _timed(here, plan, here.step_s * (1 - WORTH_IT))
+            if timed is not None and timed.refusals == start.refusals:
+                yield timed
+
+    return climbed(start, near, ROUNDS, WORTH_IT)
 
 
-def _timed(here: Timed[E], plan: Plan, bar_s: float) -> Timed[E] | None:
+def _timed(here: Timed, plan: Plan, bar_s: float) -> Timed | None:
     """A plan as simulated, where it fits, perhaps with more recovery, and its layers were measured
     in these sizes."""
     try:

@@ -9,10 +9,13 @@ best one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nsmallest
 
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.on_devices import plans_of
+from ratrain.plan.draft.pools import Pool
 from ratrain.plan.layout.further_orders import (
     MOST_OPS,
     SPLIT_ORDERS,
@@ -24,19 +27,16 @@ from ratrain.plan.layout.further_orders import (
 )
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.layout.replica import PlacedReplica
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.on_devices import plans_of
-from ratrain.plan.search.pools import Pool
 from ratrain.plan.search.sizes import in_other_sizes
 from ratrain.plan.search.trial import fastest_of, timed_recovering
-from ratrain.plan.search.tried import Drafted, E, Timed
+from ratrain.plan.search.tried import Timed, climbed, step_of
 from ratrain.program.replicas import Recovery
 from ratrain.program.skeletons import TOGETHER, layer_major_name
 
 
 def in_layer_orders(
-    plans: Sequence[Timed[E]], best_s: float, begins: Callable[[], None]
-) -> Iterator[Timed[E]]:
+    plans: Sequence[Timed], best_s: float, begins: Callable[[], None]
+) -> Iterator[Timed]:
     """Ever faster plans in these orders, made of `plans`: each takes enough less than `best_s`, the
     fastest step known, and than the one before. `begins` is called for each that is tried."""
     for plan in plans:
@@ -67,21 +67,17 @@ def _has_whole_model(plan: Plan) -> bool:
     return shared and any(replica.layout.stages == 1 for replica in plan.replicas)
 
 
-def _in_layer_order(plan: Timed[E], name: str, bar_s: float) -> Timed[E] | None:
+def _in_layer_order(plan: Timed, name: str, bar_s: float) -> Timed | None:
     """The same plan in another order, perhaps with more recovery, where it is proved to fit, takes
     less than so long, and trains if the plan does."""
-    ordered = replace(
-        plan.plan,
-        job=in_order(plan.plan.job, name),
-        strategy=replace(plan.plan.strategy, skeleton=name),
-    )
+    ordered = plan.plan.in_order_of(in_order(plan.plan.job, name))
     timed = timed_recovering(plan.draft, ordered, bar_s, proved_last=True)
     if timed is None or timed.step_s >= bar_s or timed.refusals != plan.refusals:
         return None
     return timed
 
 
-ROUNDS, CHANGES = 4, 8
+ROUNDS, CHANGES = 4, 16
 """Changes of the fastest one after another, and those simulated for each: of the least estimate."""
 
 
@@ -97,9 +93,7 @@ class SplitSearch:
     climbs: bool
 
 
-def in_split_orders(
-    search: SplitSearch, plans: Sequence[Timed[Drafted]], whole_s: float
-) -> Iterator[Timed[Drafted]]:
+def in_split_orders(search: SplitSearch, plans: Sequence[Timed], whole_s: float) -> Iterator[Timed]:
     """Plans in these orders that take enough less than `whole_s`, the fastest step with backward
     whole; made of `plans`."""
     bar_s = whole_s * (1 - WORTH_SPLIT)
@@ -110,8 +104,8 @@ def in_split_orders(
             if may_be_split(plan.plan) and (split := _in_order(search, plan, name, bar_s))
         ]
         if tried and search.climbs:
-            tried += _changed(search, min(tried, key=_step_of), name)
-            tried += in_other_sizes(min(tried, key=_step_of), search.begins)
+            tried += _changed(search, min(tried, key=step_of), name)
+            tried += in_other_sizes(min(tried, key=step_of), search.begins)
         yield from tried
 
 
@@ -134,51 +128,34 @@ def _waits(replica: PlacedReplica) -> bool:
     return replica.layout.pipeline > 1 and replica.micro_batches > 1
 
 
-def _in_order(
-    search: SplitSearch, plan: Timed[Drafted], name: str, bar_s: float
-) -> Timed[Drafted] | None:
+def _in_order(search: SplitSearch, plan: Timed, name: str, bar_s: float) -> Timed | None:
     """The same plan in another order, where it is proved to fit and takes less than so long."""
     search.begins()
-    split = replace(
-        plan.plan,
-        job=in_split_order(plan.plan.job, name),
-        strategy=replace(plan.plan.strategy, skeleton=name),
-    )
-    return _below(bar_s, fastest_of([split], plan.draft, bar_s, proved_last=True)[0])
+    split = plan.plan.in_order_of(in_split_order(plan.plan.job, name))
+    timed, _ = fastest_of([split], plan.draft, bar_s, proved_last=True)
+    return timed if timed is not None and timed.step_s < bar_s else None
 
 
-def _changed(search: SplitSearch, start: Timed[Drafted], name: str) -> Iterator[Timed[Drafted]]:
+def _changed(search: SplitSearch, start: Timed, name: str) -> Iterator[Timed]:
     """Ever faster plans in an order, each of a change of the draft before."""
-    here, job, known = start, in_split_order(search.job, name), set[object]()
-    for _ in range(ROUNDS):
-        if not isinstance(here.draft, Draft):
-            return
+    job, known = in_split_order(search.job, name), set[object]()
+
+    def near(here: Timed) -> Iterator[Timed]:
         new = (draft for draft in search.changes(here.draft) if draft.key not in known)
-        near = nsmallest(CHANGES, new, key=lambda draft: draft.estimate_s)
-        known.update(draft.key for draft in near)
-        best: Timed[Drafted] | None = None
-        for draft in near:
+        fewest = nsmallest(CHANGES, new, key=lambda draft: draft.estimate_s)
+        known.update(draft.key for draft in fewest)
+        bar_s = here.step_s
+        for draft in fewest:
             search.begins()
-            bar_s = (best or here).step_s
             plans = filter(_keeps_all, plans_of(job, search.pools, draft))
-            other = _below(bar_s, fastest_of(plans, draft, bar_s, proved_last=True)[0])
-            if other is not None and other.refusals == start.refusals:
-                best = other
-        if best is None:
-            return
-        here = best
-        yield here
+            other, _ = fastest_of(plans, draft, bar_s, proved_last=True)
+            if other is not None and other.step_s < bar_s and other.refusals == start.refusals:
+                bar_s = other.step_s
+                yield other
+
+    return climbed(start, near, ROUNDS, 0.0)
 
 
 def _keeps_all(plan: Plan) -> bool:
     modes = (mode for replica in plan.replicas for mode in replica.recovery)
     return all(mode is Recovery.NONE for mode in modes)
-
-
-def _step_of(plan: Timed[Drafted]) -> float:
-    return plan.step_s
-
-
-def _below(bar_s: float, timed: Timed[Drafted] | None) -> Timed[Drafted] | None:
-    """A plan whose step is shorter than so long; None otherwise."""
-    return timed if timed is not None and timed.step_s < bar_s else None

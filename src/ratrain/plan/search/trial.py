@@ -7,14 +7,14 @@ from math import inf
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.on_devices import plans_of
+from ratrain.plan.draft.pools import Pool
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.places import PlanCosts
 from ratrain.plan.price.trial import STEPS, maker, proof
-from ratrain.plan.search.draft import Draft
-from ratrain.plan.search.on_devices import plans_of
-from ratrain.plan.search.pools import Pool
-from ratrain.plan.search.tried import E, Timed
+from ratrain.plan.search.tried import Timed
 from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import step_time_s
@@ -27,18 +27,18 @@ def timed(
     best_s: float,
     *,
     proved_last: bool = False,
-) -> tuple[Timed[Draft] | None, tuple[int, ...]]:
+) -> tuple[Timed | None, tuple[int, ...]]:
     """The fastest of a draft's plans, as `fastest_of` says."""
     return fastest_of(plans_of(job, pools, draft), draft, best_s, proved_last=proved_last)
 
 
 def fastest_of(
-    plans: Iterable[Plan], draft: E, best_s: float, *, proved_last: bool = False
-) -> tuple[Timed[E] | None, tuple[int, ...]]:
+    plans: Iterable[Plan], draft: Draft, best_s: float, *, proved_last: bool = False
+) -> tuple[Timed | None, tuple[int, ...]]:
     """The fastest of a draft's plans that is proved to fit, unless a lower bound says that none is
     faster than `best_s`; else the program ranks whose memory is short. `proved_last`: what is no
     faster as simulated is not proved either; for long programs, whose proofs take seconds."""
-    best: Timed[E] | None = None
+    best: Timed | None = None
     short: tuple[int, ...] = ()
     for plan in plans:
         bar_s = best.step_s if best is not None else best_s
@@ -51,7 +51,7 @@ def fastest_of(
     return best, () if best is not None else short
 
 
-def timed_plan(draft: E, plan: Plan, bar_s: float) -> tuple[Timed[E] | None, tuple[int, ...]]:
+def timed_plan(draft: Draft, plan: Plan, bar_s: float) -> tuple[Timed | None, tuple[int, ...]]:
     """A plan if it is proved to fit, unless a lower bound says that it is no faster than `bar_s`;
     else the program ranks whose memory is short."""
     costs = PlanCosts(plan)
@@ -72,8 +72,8 @@ def timed_plan(draft: E, plan: Plan, bar_s: float) -> tuple[Timed[E] | None, tup
 
 
 def timed_recovering(
-    draft: E, plan: Plan, bar_s: float, *, proved_last: bool = False
-) -> Timed[E] | None:
+    draft: Draft, plan: Plan, bar_s: float, *, proved_last: bool = False
+) -> Timed | None:
     """A plan as `fastest_of` has it alone. Where memory is short on some ranks, their stages
     recover, if the schedule does."""
     tried, short = fastest_of([plan], draft, bar_s, proved_last=proved_last)

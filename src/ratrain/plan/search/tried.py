@@ -1,10 +1,11 @@
-"""A plan that was simulated."""
+"""A plan that was simulated, and how a search goes from one to faster ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
 
+from ratrain.plan.draft.draft import Draft
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import PlanFile, Predicted
 from ratrain.plan.file.reading import plan_of_file
@@ -51,24 +52,26 @@ class Tried:
         return self.estimate_s / self.step_s - 1
 
 
-class Drafted(Protocol):
-    """A plan before it has devices."""
-
-    @property
-    def estimate_s(self) -> float: ...
-
-    @property
-    def ops(self) -> int:
-        """About as many ops as its program has."""
-        ...
-
-
-D = TypeVar("D", bound=Drafted, covariant=True)
-E = TypeVar("E", bound=Drafted)
-
-
 @dataclass(frozen=True)
-class Timed(Tried, Generic[D]):
+class Timed(Tried):
     """The same with the draft that it was made of."""
 
-    draft: D = field(kw_only=True)
+    draft: Draft = field(kw_only=True)
+
+
+def climbed(
+    start: Timed, near: Callable[[Timed], Iterable[Timed]], rounds: int, gain: float
+) -> Iterator[Timed]:
+    """Ever faster plans, each the fastest `near` the one before, as long as each saves this part of
+    the step before it."""
+    here = start
+    for _ in range(rounds):
+        best = min(near(here), key=step_of, default=here)
+        if best.step_s >= here.step_s * (1 - gain):
+            return
+        here = best
+        yield here
+
+
+def step_of(plan: Tried) -> float:
+    return plan.step_s

@@ -17,16 +17,16 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.space import of_plan
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.price.kind_speed import least_step_s
-from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.drafts import DraftSearch, Progress
 from ratrain.plan.search.effort import effort_of
-from ratrain.plan.search.members_search import members_search
+from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.sizes import in_other_sizes
-from ratrain.plan.search.space import of_plan
 from ratrain.plan.search.split import (
     SplitSearch,
     in_layer_orders,
@@ -34,7 +34,7 @@ from ratrain.plan.search.split import (
     may_be_split,
     together_tried,
 )
-from ratrain.plan.search.tried import Drafted, E, Timed
+from ratrain.plan.search.tried import Timed, step_of
 from ratrain.program.skeletons import SKELETONS
 
 DEVICES = 256
@@ -53,14 +53,14 @@ class UnequalSearch:
     """What the search found: plans that were simulated and proved, each class with its best first;
     and what no plan of these devices can be faster than."""
 
-    trainable: tuple[Timed[Drafted], ...]
-    others: tuple[Timed[Drafted], ...]  # faster than those that train, and only simulated
+    trainable: tuple[Timed, ...]
+    others: tuple[Timed, ...]  # faster than those that train, and only simulated
     drafts: int
     shared: int  # drafts in which kinds share stages, beside those
     simulated: int
     whole_s: float  # the fastest plan that trains and has backward whole, alike replicas included
     least_s: float
-    moves: tuple[MoveTried, ...]  # of the fastest plan whose stages have one member each
+    moves: tuple[MoveTried, ...]  # of the fastest plan
     total_s: float
 
 
@@ -108,29 +108,29 @@ def unequal_search(
     alone = seeker.best_of(starts, whole_s, lambda draft: draft.trainable) if trains else []
     alone = _in_other_sizes(seeker, alone)
     bar_s = _least(whole_s, alone)
-    of_members = members_search(
-        seeker.stages, seeker.clock, seeker.states, bar_s, seeker.watch, quick=quick
+    of_members = seeker.best_of(
+        (), bar_s, lambda draft: draft.least_s < bar_s, members_seeds(seeker.space, bar_s)
     )
-    trainable = _fastest([*alone, *(plan for plan in of_members.plans if not plan.refusals)])
+    trainable = _fastest([*alone, *(plan for plan in of_members if not plan.refusals)])
     whole_s = _least(whole_s, trainable)
-    further = list[Timed[Draft]]()
+    further = list[Timed]()
     if seeker.passed_over or not trains:
         found = seeker.best_of([] if trains else starts, whole_s, lambda _: True)
         further = [plan for plan in found if not (trains and plan.draft.trainable)]
     others = _in_other_sizes(seeker, further)
-    others = _fastest([*others, *(plan for plan in of_members.plans if plan.refusals)])
+    others = _fastest([*others, *(plan for plan in of_members if plan.refusals)])
     trainable = _in_layer_orders(seeker, trainable, starts, whole_s)
     whole_s = _least(whole_s, trainable)
     others = _in_layer_orders(seeker, others, [], whole_s)
     trainable = _in_split_orders(seeker, trainable, starts, whole_s)
     others = _in_split_orders(seeker, others, [], _least(whole_s, others))
     bar_s = _least(known_s, trainable)
-    best = next((plan.draft for plan in (*alone, *further)), starts[0] if starts else None)
+    best = next((plan.draft for plan in (*trainable, *others)), starts[0] if starts else None)
     return UnequalSearch(
         tuple(plan for plan in trainable if plan.step_s < known_s),
         tuple(plan for plan in others if plan.step_s < bar_s),
         seeker.drafts,
-        of_members.drafts,
+        seeker.with_members,
         seeker.simulated,
         whole_s,
         least_step_s(job, job.cluster.members()),
@@ -139,25 +139,25 @@ def unequal_search(
     )
 
 
-def _fastest(plans: Sequence[Timed[Drafted]]) -> list[Timed[Drafted]]:
-    return sorted(plans, key=lambda plan: plan.step_s)
+def _fastest(plans: Sequence[Timed]) -> list[Timed]:
+    return sorted(plans, key=step_of)
 
 
-def _least(known_s: float, plans: Sequence[Timed[Drafted]]) -> float:
+def _least(known_s: float, plans: Sequence[Timed]) -> float:
     """The shortest step; `plans`: the fastest first."""
     return min([known_s, *(plan.step_s for plan in plans[:1])])
 
 
-def _in_other_sizes(seeker: DraftSearch, plans: Sequence[Timed[Draft]]) -> list[Timed[Draft]]:
+def _in_other_sizes(seeker: DraftSearch, plans: Sequence[Timed]) -> list[Timed]:
     """These plans, and the best of them with stages in micro-batches of their own sizes."""
     begun = list(plans[:RESIZED_PLANS])
     if seeker.is_tight(begun):
         begun += islice(_leaner(plans[RESIZED_PLANS - 1 :]), RESIZED_LEAN)
     better = [faster for plan in begun for faster in in_other_sizes(plan, seeker.watch)]
-    return sorted([*plans, *better], key=lambda timed_plan: timed_plan.step_s)
+    return _fastest([*plans, *better])
 
 
-def _leaner(plans: Sequence[Timed[E]]) -> Iterator[Timed[E]]:
+def _leaner(plans: Sequence[Timed]) -> Iterator[Timed]:
     """Those that need less memory than every faster one: they have room for larger sizes."""
     least_bytes = plans[0].bound_bytes if plans else 0
     for plan in plans[1:]:
@@ -168,10 +168,10 @@ def _leaner(plans: Sequence[Timed[E]]) -> Iterator[Timed[E]]:
 
 def _in_layer_orders(
     seeker: DraftSearch,
-    plans: Sequence[Timed[Drafted]],
+    plans: Sequence[Timed],
     starts: Sequence[Draft],
     whole_s: float,
-) -> list[Timed[Drafted]]:
+) -> list[Timed]:
     """These plans; and the best of them, and all of these starts, in layer-major orders where that
     gains enough."""
     tried = _reordered(seeker, plans, starts, lambda plan: bool(together_tried(plan)))
@@ -180,10 +180,10 @@ def _in_layer_orders(
 
 def _in_split_orders(
     seeker: DraftSearch,
-    plans: Sequence[Timed[Drafted]],
+    plans: Sequence[Timed],
     starts: Sequence[Draft],
     whole_s: float,
-) -> list[Timed[Drafted]]:
+) -> list[Timed]:
     """The same with backward split."""
     climbs = not seeker.effort.spares_programs
     search = SplitSearch(seeker.job, seeker.stages.pools, seeker.near, seeker.watch, climbs)
@@ -193,10 +193,10 @@ def _in_split_orders(
 
 def _reordered(
     seeker: DraftSearch,
-    plans: Sequence[Timed[Drafted]],
+    plans: Sequence[Timed],
     starts: Sequence[Draft],
     may_be: Callable[[Plan], bool],
-) -> list[Timed[Drafted]]:
+) -> list[Timed]:
     """The fastest of these plans, and all of these starts, that may be in another order."""
     fit = [plan for plan in plans if may_be(plan.plan)]
     of_members = [plan for plan in fit if has_members(plan.plan)][:REORDERED_MEMBERS]

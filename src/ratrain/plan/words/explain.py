@@ -11,6 +11,7 @@ from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import KindPart, kind_parts
 from ratrain.plan.case.layout_words import layout_json, plan_name
+from ratrain.plan.case.on_chip import OnChip, sums_on_chip
 from ratrain.plan.layout.further_orders import with_order_open
 from ratrain.plan.layout.other_clusters import kinds_of
 from ratrain.plan.layout.plan import Plan
@@ -18,6 +19,7 @@ from ratrain.plan.search.added import Added, added_hosts
 from ratrain.plan.search.known_plans import KnownPlans
 from ratrain.plan.search.misfit import Misfit, misfits
 from ratrain.plan.search.speedup import Speedup, Watch, speedup_of, unwatched
+from ratrain.plan.words.averages import Period, periods, periods_text
 from ratrain.plan.words.explain_kinds import (
     added_json,
     added_text,
@@ -27,6 +29,7 @@ from ratrain.plan.words.explain_kinds import (
     speedup_json,
     speedup_text,
 )
+from ratrain.plan.words.explain_on_chip import on_chip_json, on_chip_text
 from ratrain.plan.words.explain_others import others_text
 from ratrain.plan.words.tables import WIDTH, search_json, wrapped
 from ratrain.plan.words.unequal import unequal_json
@@ -70,6 +73,8 @@ class Explanation:
     kinds: tuple[KindPart, ...]  # where kinds of device, stages or replicas differ
     speedup: Speedup | None  # where kinds of device differ
     added: tuple[Added, ...]
+    on_chip: OnChip | None  # where tensor groups are inside chips whose network is known
+    periods: tuple[Period, ...]  # where replicas average their weights
 
     @property
     def bounds(self) -> tuple[PeakBound, ...]:
@@ -103,6 +108,8 @@ def explain(subject: Plan, known: KnownPlans, watch: Watch = unwatched) -> Expla
         kind_parts(case, simulation) if several or not subject.is_layout else (),
         speedup_of(asked, tokens_per_s, watch),
         added_hosts(asked, watch),
+        sums_on_chip(case),
+        periods(subject),
     )
 
 
@@ -163,6 +170,8 @@ def explanation_text(explained: Explanation) -> list[str]:
         _bill(explained),
         _time(explained),
         wrapped(f"What binds: {binding(explained.simulation, explained.near, explained.kinds)}."),
+        on_chip_text(explained.on_chip, step_s) if explained.on_chip is not None else (),
+        periods_text(explained.periods, explained.subject.job.schedule.average_every),
         kinds_text(explained.kinds, step_s),
         speedup_text(explained.speedup) if explained.speedup is not None else (),
         added_text(explained.added, explained.fastest_s),
@@ -297,6 +306,8 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             }
             for times in simulation.ranks
         ],
+        "on_chip": on_chip_json(explained.on_chip),
+        "periods": [vars(period) | {"limit_s": period.limit_s} for period in explained.periods],
         "kinds": kinds_json(explained.kinds, simulation.step_time_s),
         "speedup": speedup_json(explained.speedup),
         "added": added_json(explained.added),

@@ -9,7 +9,7 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.case.replicas_words import short_name
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.known_plans import KnownPlans
-from ratrain.plan.search.tried import Drafted, Timed
+from ratrain.plan.search.tried import Timed
 from ratrain.plan.words.tables import plain_table, rendered, table, wrapped
 
 SHOWN = 6
@@ -74,10 +74,7 @@ def _moves_text(known: KnownPlans) -> Iterator[str]:
     moves = known.unequal.moves if known.unequal is not None else ()
     if not moves:
         return
-    yield from wrapped(
-        "One change more of the best plan whose stages have one member each, at the grain of "
-        "stages:"
-    )
+    yield from wrapped("One change more of the best plan, at the grain of stages:")
     rows = plain_table(
         ("plans", True), ("best", True), ("step", True), ("move: what changes", False)
     )
@@ -92,7 +89,7 @@ def _moves_text(known: KnownPlans) -> Iterator[str]:
     yield ""
 
 
-def _table(plans: list[Timed[Drafted]], step_s: float) -> list[str]:
+def _table(plans: list[Timed], step_s: float) -> list[str]:
     rows = plain_table(
         ("step", True), ("than\nthis", True), ("memory", True), ("replicas; levels", False)
     )
@@ -102,7 +99,7 @@ def _table(plans: list[Timed[Drafted]], step_s: float) -> list[str]:
     return rendered(rows)
 
 
-def _row(plan: Timed[Drafted], step_s: float) -> tuple[str, str, str, str]:
+def _row(plan: Timed, step_s: float) -> tuple[str, str, str, str]:
     only = "" if not plan.refusals else "; only simulated"
     return (
         format_time(plan.step_s),

@@ -7,27 +7,32 @@ from textwrap import wrap
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.case.case import Case
 from ratrain.plan.orders.schedules import ComparedSchedule, Comparison, fastest_s
 from ratrain.plan.words.tables import WIDTH, plain_table, rendered
 
 
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
+def compared_json(comparison: Comparison) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
+    job = comparison.job
+    rows = [_row_json(row, comparison.tokens) for row in comparison.rows]
+    if comparison.plan is not None:
+        return {"plan": Case(comparison.plan).facts(), "schedules": rows}
     layout = comparison.layout
     return {
-        "model": comparison.job.model.spec.name,
-        "cluster": comparison.job.cluster.spec.name,
-        "devices": comparison.job.cluster.devices,
+        "model": job.model.spec.name,
+        "cluster": job.cluster.spec.name,
+        "devices": job.cluster.devices,
         "pipeline": layout.pipeline,
         "data": layout.data,
         "tensor": layout.tensor,
-        "micro_batch": comparison.job.batch.micro_batch,
-        "budget_bytes": comparison.job.budgets[0],
-        "schedules": [row_json(row, comparison.tokens) for row in comparison.rows],
+        "micro_batch": job.batch.micro_batch,
+        "budget_bytes": job.budgets[0],
+        "schedules": rows,
     }
 
 
-def row_json(row: ComparedSchedule, tokens: int) -> dict[str, Any]:
+def _row_json(row: ComparedSchedule, tokens: int) -> dict[str, Any]:
     body: dict[str, Any] = {"schedule": row.name, "order": row.order, "doc": row.doc}
     if row.predicted is None:
         return {**body, "fits": False, "problem": row.problem}
@@ -42,10 +47,15 @@ def row_json(row: ComparedSchedule, tokens: int) -> dict[str, Any]:
     }
 
 
-def comparison_text(comparison: Comparison) -> Iterator[str]:
-    """One table in lines of at most 80 columns, and why some strategies cannot run the job."""
-
-    job, layout = comparison.job, comparison.layout
+def compared_text(comparison: Comparison) -> Iterator[str]:
+    """One table in lines of at most 80 columns, and why some cannot run."""
+    job, plan = comparison.job, comparison.plan
+    if plan is not None:
+        yield from Case(plan).headline()
+        yield ""
+        yield from _table(comparison.rows, plan.strategy.skeleton, ("order", "the plan's order"))
+        return
+    layout = comparison.layout
     yield from wrap(
         f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: pipeline "
         f"{layout.pipeline} x data {layout.data} x tensor {layout.tensor}, micro-batches of "
@@ -54,13 +64,10 @@ def comparison_text(comparison: Comparison) -> Iterator[str]:
         subsequent_indent="  ",
     )
     yield ""
-    marked = job.schedule.name
-    yield from rows_table(comparison.rows, marked, ("schedule", "the job's schedule"))
+    yield from _table(comparison.rows, job.schedule.name, ("schedule", "the job's schedule"))
 
 
-def rows_table(
-    rows: Sequence[ComparedSchedule], marked: str, what: tuple[str, str]
-) -> Iterator[str]:
+def _table(rows: Sequence[ComparedSchedule], marked: str, what: tuple[str, str]) -> Iterator[str]:
     """Rows in sequence as a table in lines of at most 80 columns, and why some have no figures.
     `what`: what a row is, and what the one of the marked name is."""
 

@@ -35,18 +35,27 @@ from ratrain.simulate.step_bound_words import bound_reason
 Rows = Sequence[ComparedSchedule]
 
 
-def search_text(
+def order_found_text(
     result: SearchResult, comparison: Comparison, asked: JobSpec, file: Path | None
 ) -> Iterator[str]:
     """What a search led to, in lines of at most 80 columns. `asked`: the job as its file has it,
     perhaps without a layout; `file`: where the order was saved."""
     order = result.order
     if order is None:
-        yield from unsuccessful_text(result.effort)
+        yield from _unsuccessful(result.effort)
         return
-    yield from order_text(order, result.effort, comparison.rows)
+    yield from _order_text(order, result.effort, comparison.rows)
     if file is None:
         yield "Add --save FILE.csv to keep the order in a file that trains."
+        return
+    if comparison.plan is not None:
+        where = str(comparison.file)
+        if comparison.planned:
+            where = f"the plan file (`ratrain plan {where} -o PLAN.json`)"
+        yield from wrapped(
+            f'Write "skeleton": "{_from_plan(file, comparison)}" into {where}: the plan is then '
+            "simulated and trained in this order."
+        )
         return
     yield from wrapped(f"Train it, from {file}:")
     yield "  ratrain train " + str(asked.path or "JOB") + " \\"
@@ -55,7 +64,7 @@ def search_text(
     yield said[-1]
 
 
-def unsuccessful_text(effort: Effort) -> Iterator[str]:
+def _unsuccessful(effort: Effort) -> Iterator[str]:
     """What was searched, where that led to no order."""
     if not effort.evaluations:
         yield from wrapped(
@@ -70,7 +79,7 @@ def _tried(effort: Effort) -> str:
     return f"{effort.evaluations:,} orders timed in {format_time(effort.seconds)}"
 
 
-def order_text(order: SearchedOrder, effort: Effort, rows: Rows) -> Iterator[str]:
+def _order_text(order: SearchedOrder, effort: Effort, rows: Rows) -> Iterator[str]:
     """What an order gains over those with a name, why, and what it is proved to need."""
     yield from wrapped(
         f"Search: an order with {format_time(order.step_s)} per step, "
@@ -102,34 +111,29 @@ def _gains(order: SearchedOrder, rows: Rows) -> Iterator[tuple[str, float, float
             yield row.name, step_s, order.gain_over(step_s)
 
 
-def search_json(
+def order_found_json(
     result: SearchResult, comparison: Comparison, asked: JobSpec, file: Path | None
 ) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
-    body, order = effort_json(result), result.order
-    if order is None:
-        return body
-    assert order.job.layout is not None
-    body["order"] = {
-        "schedule": order.job.schedule.name,
-        "stages_per_rank": order.job.layout.virtual,
-        **order_json(order, comparison.rows, comparison.tokens),
-        "file": None if file is None else str(file),
-        "settings": settings(order, asked, file or Path("order.csv")),
-    }
-    return body
-
-
-def effort_json(result: SearchResult) -> dict[str, Any]:
-    """What a search took, and whether it led to an order."""
-    return {
+    order = result.order
+    body: dict[str, Any] = {
         "evaluations": result.effort.evaluations,
         "search_time_s": result.effort.seconds,
-        "faster": result.order is not None,
+        "faster": order is not None,
     }
+    if order is None:
+        return body
+    said = _order_json(order, comparison.rows, comparison.tokens)
+    said["file"] = None if file is None else str(file)
+    saved = file or Path("order.csv")
+    if comparison.plan is not None:
+        return {**body, "order": {**said, "skeleton": _from_plan(saved, comparison)}}
+    assert order.job.layout is not None
+    whose = {"schedule": order.job.schedule.name, "stages_per_rank": order.job.layout.virtual}
+    return {**body, "order": {**whose, **said, "settings": settings(order, asked, saved)}}
 
 
-def order_json(order: SearchedOrder, rows: Rows, tokens: int) -> dict[str, Any]:
+def _order_json(order: SearchedOrder, rows: Rows, tokens: int) -> dict[str, Any]:
     """An order: its figures, what it gains over those with a name, and why."""
     simulation = order.simulation
     return {
@@ -338,6 +342,12 @@ def _passes(strategy: Strategy) -> list[str]:
 
 def _listed(names: list[str]) -> str:
     return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+
+
+def _from_plan(file: Path, comparison: Comparison) -> str:
+    """A file's path as a plan names it: from the plan's own folder, which is the current one where
+    the plan is in no file yet."""
+    return os.path.relpath(file, Path() if comparison.planned else comparison.file.parent)
 
 
 def _from_job(file: Path, job: Path | None) -> str:

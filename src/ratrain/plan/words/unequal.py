@@ -10,7 +10,7 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
-from ratrain.plan.search.tried import Drafted, Timed
+from ratrain.plan.search.tried import Timed
 from ratrain.plan.search.unequal import DEVICES, UnequalSearch, has_too_many
 from ratrain.plan.words.tables import (
     search_json,
@@ -50,7 +50,7 @@ def _best(plans: EveryPlan) -> list[str]:
     return [*lines, "", *wrapped(f"Not chosen: {alike_words(best, alike)}:"), ""]
 
 
-def _unshared(plans: EveryPlan, best: Timed[Drafted]) -> list[str]:
+def _unshared(plans: EveryPlan, best: Timed) -> list[str]:
     """What the best plan gains by stages of several members, where it has them."""
     assert plans.unequal is not None, "the best plan is from this search"
     if not has_members(best.plan):
@@ -64,7 +64,7 @@ def _unshared(plans: EveryPlan, best: Timed[Drafted]) -> list[str]:
     return wrapped(f"the fastest plan whose stages have one member each takes {slower}")
 
 
-def _reordered(plans: EveryPlan, best: Timed[Drafted]) -> list[str]:
+def _reordered(plans: EveryPlan, best: Timed) -> list[str]:
     """What the best plan gains by a compute order that the planner chose for it."""
     assert plans.unequal is not None, "the best plan is from this search"
     if best.plan.job.schedule.skeleton == plans.job.schedule.skeleton:
@@ -88,7 +88,7 @@ def _usual_s(plans: EveryPlan) -> float:
     return min((step_s for skeleton, step_s in steps if skeleton == asked), default=inf)
 
 
-def _step(plans: EveryPlan, plan: Timed[Drafted]) -> str:
+def _step(plans: EveryPlan, plan: Timed) -> str:
     job = plans.job
     tokens = job.batch.sequences * job.model.sequence_length
     return (
@@ -97,7 +97,7 @@ def _step(plans: EveryPlan, plan: Timed[Drafted]) -> str:
     )
 
 
-def _refused(plan: Timed[Drafted]) -> list[str]:
+def _refused(plan: Timed) -> list[str]:
     return [f"`ratrain train` cannot run it: {reason}" for reason in plan.refusals]
 
 

@@ -15,6 +15,8 @@ def _save(b: Binding, ops: Ops) -> None:
     slots that later updates of the step wait for: weights are read before they are gathered."""
     ops = ops.where(b.unit.trained[ops.unit])
     b.reads(ops, b.new_optimizer(ops))
+    if b.setup.outer:
+        b.reads(shared := ops.where(b.unit.holders[ops.unit] > 1), b.at_step_end("outer", shared))
     early = b.away(ops.unit) & b.gathered_per_step(ops.unit)
     b.reads(updated := ops.where(early), b.reduced(updated).next())
     b.reads(whole := ops.where(~early), b.new_view(whole))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ratrain.program.binding import Binding, Ops, Ref
-from ratrain.program.kind import Cost, Lane, Partners, Scope
+from ratrain.program.kind import Cost, Kind, Lane, Partners, Scope
 from ratrain.program.kinds.compute import transit
 from ratrain.program.rules import declare
+from ratrain.program.setup import Averages
 from ratrain.program.units import Ints
 
 
@@ -69,7 +70,8 @@ def new_residual(b: Binding, ops: Ops) -> Ref:
 def _update_shard(b: Binding, ops: Ops) -> None:
     """UpdateShard: gradient and optimizer in; new optimizer out, and the new weights: as a whole
     view, as a shard of it (level 3), or in the gradient's place until PrefetchW gathers them. Where
-    the step may be skipped: the step's residual in, over the one before."""
+    the step may be skipped: the step's residual in, over the one before. Where it is the unit's
+    turn: the mean of copies of its weights in, with which it begins."""
     gradient, optimizer = b.reduced(ops), b.optimizer(ops)
     b.reads(ops, gradient)
     b.reads(ops, optimizer)
@@ -78,8 +80,13 @@ def _update_shard(b: Binding, ops: Ops) -> None:
     apart = ops.where(gathered)
     b.writes(apart, b.reduced(apart).next())
     here = ops.where(~gathered)
-    b.writes(here, b.kept_view(here).next())
+    view = b.kept_view(here)
+    b.writes(here, Ref(view.state, b.averaged_before("view", here).next().version))
     b.frees(here, b.reduced(here))
+    if b.setup.averages is Averages.EARLY_START:
+        begun = ops.where(b.takes_turn(Kind.AverageCopy, ops))
+        b.reads(begun, b.of_unit("averaged", begun, 2))
+        b.frees(begun, b.of_unit("averaged", begun, 2))
     if b.setup.error_feedback == 2:
         sent = ops.where(b.unit.reduced[ops.unit])
         b.reads(sent, Ref(b.lasting("residual_next", sent).state, _syncs(b, sent)))

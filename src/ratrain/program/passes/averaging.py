@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -12,44 +12,88 @@ from ratrain.program.actions import Action
 from ratrain.program.columns import STEP, Rows
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
+from ratrain.program.setup import Averages
 
 
-def average_weights(program: Program, steps: int) -> Program:
-    """Parameter averaging: replicas train alone, and average their weights once in `steps` steps.
+def average_weights(
+    program: Program,
+    steps: int,
+    averages: Averages,
+    turns: Mapping[str, int],
+    *,
+    outer: bool = False,
+    narrow: bool = False,
+) -> Program:
+    """Parameter averaging: replicas train alone, and average each unit's weights once in `steps`
+    steps, which the program spells out.
 
-    The program spells out that many steps. Takes every reduction away and adds one AverageW a unit
-    behind its update of the last step, in the order of updates. It changes what training means
-    (local SGD, Stich 2019, arXiv 1805.09767), and says so by its name. The optimizer's moments are
-    averaged too, so that after a period all replicas are alike and one of them can be saved for
-    all. Copies of a tied matrix still add up their gradients, each replica's alone, in every step:
-    ahead of all averages, since updates may wait for that sum. Safe because an average reads
-    updated weights, and the next step's forward reads the average.
+    Takes every reduction of gradients away. It changes what training means, and says so by name.
+    Copies of a tied matrix still add up their gradients in every step, each replica's alone.
+
+    `local-sgd` (Stich 2019, arXiv 1805.09767): all units behind the last step's updates, in their
+    order, with the optimizer's moments, so that after a period all replicas are alike. Safe because
+    an average reads updated weights, and the next step's forward reads the average.
+
+    `dreamddp` (Tang et al. 2025, arXiv 2502.11058): a unit in the step that `turns` gives it,
+    behind its last backward there and ahead of its update, which takes the replica's own gradient
+    at the weights before. Moments are never averaged, so replicas are never all alike. The
+    transfer hides behind the backwards of the units below. Safe because it waits for all readers
+    of the view that it overwrites.
+
+    `early-start`: the same weights bit by bit. A copy is made as the step begins, its mean is on
+    its way during the whole step, and the update begins with it. Costs the memory of one step's
+    copies. Safe because nothing writes the weights between the copy and the update. With `outer`
+    the update begins with what an outer optimizer makes of the mean, the same on all replicas:
+    DiLoCo (Douillard et al. 2023, arXiv 2311.08105), and with units apart its streaming form
+    (arXiv 2501.18512). Costs 8 bytes a parameter, and
+    4 more where what is sent is `narrow`.
     """
     if program.setup.sharding:
         raise ProgramError(
             "weights that replicas average belong to each of them whole", fix="use sharding 0"
         )
-    setup = replace(program.setup, period=steps, averages=True)
+    setup = replace(
+        program.setup, period=steps, averages=averages, outer=outer, narrow_averages=narrow
+    )
     shared = program.setup.holders
+    kind = Kind.AverageCopy if averages is Averages.EARLY_START else Kind.AverageW
 
-    def averages(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
+    def averaged(rank: int, kind: Kind, order: Lane, of_order: Kind) -> Iterator[Action]:
+        """An op of a kind for each unit that it is averaged in its turn, in a lane's order."""
         held = dict(program.held_by(rank))
+        for action in program.lane(rank, order):
+            name = held[action.stage].units[action.unit].name
+            if action.kind is of_order and shared[name] > 1:
+                step = turns[name] if averages.by_turns else steps - 1
+                yield action._replace(kind=kind, step=step)
+
+    def reductions(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
         ties = [action for action in actions if action.kind is Kind.TieSync]
+        if not averages.by_turns:
+            yield from (tie._replace(step=step) for step in range(steps) for tie in ties)
+            yield from averaged(rank, kind, Lane.UPDATE, Kind.UpdateShard)
+            return
+        ordered = list(averaged(rank, kind, Lane.REDUCE, Kind.GradSync))
         for step in range(steps):
+            yield from (action for action in ordered if action.step == step)
             yield from (tie._replace(step=step) for tie in ties)
-        for action in program.lane(rank, Lane.UPDATE):
-            if action.kind is not Kind.UpdateShard:
-                continue
-            if shared[held[action.stage].units[action.unit].name] > 1:
-                yield action._replace(kind=Kind.AverageW, step=steps - 1)
+
+    def copies(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
+        actions = tuple(actions)
+        ordered = list(averaged(rank, Kind.CopyW, Lane.REDUCE, Kind.GradSync))
+        for step in range(steps):
+            yield from (action for action in ordered if action.step == step)
+            yield from (action._replace(step=step) for action in actions)
 
     def every_step(_rank: int, rows: Rows) -> Rows:
         spelled_out = np.tile(rows, (steps, 1))
         spelled_out[:, STEP] = np.repeat(np.arange(steps), len(rows))
         return spelled_out
 
-    averaging = program.edit(f"average-weights-{steps}", Lane.REDUCE, by=averages, setup=setup)
+    made = program.edit(f"{averages}-{steps}", Lane.REDUCE, by=reductions, setup=setup)
     for lane in Lane:
-        if lane is not Lane.REDUCE:
-            averaging = averaging.edit_rows("", lane, by=every_step)
-    return averaging
+        if lane is Lane.UPDATE and averages is Averages.EARLY_START:
+            made = made.edit("", lane, by=copies)
+        elif lane is not Lane.REDUCE:
+            made = made.edit_rows("", lane, by=every_step)
+    return made

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
+from ratrain.program.setup import Averages
 
 
 def forward_only(program: Program) -> Program:
@@ -19,7 +20,7 @@ def forward_only(program: Program) -> Program:
     is proved like that of any program.
     """
     setup = program.setup.with_members(lambda member, _last: replace(member, offloads=False))
-    setup = replace(setup, forward_only=True, period=1, averages=False, tied=False)
+    setup = replace(setup, forward_only=True, period=1, averages=Averages.NONE, tied=False)
 
     def forwards(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
         kept = (Kind.F, Kind.SEND_F, Kind.RECV_F, Kind.AllReduce_F, Kind.Gather_F)

@@ -25,10 +25,11 @@ FAMILY_GROUPS = (
     FamilyGroup(
         "optimizer",
         "optimizer",
-        frozenset({"optimizer", "optimizer_host", "optimizer_disk", "optimizer_slot"}),
+        frozenset({"optimizer", "optimizer_host", "optimizer_disk", "optimizer_slot", "outer"}),
     ),
     FamilyGroup("gradients", "gradients", frozenset({"gradient", "shard", "transit"})),
     FamilyGroup("residual", "rounding residuals", frozenset({"residual", "residual_next"})),
+    FamilyGroup("averaged", "copies of weights to average", frozenset({"averaged"})),
     FamilyGroup("saved", "saved activations", frozenset({"saved"})),
     FamilyGroup("input", "layer inputs", frozenset({"input", "staged", "hosted", "fetched"})),
     FamilyGroup(

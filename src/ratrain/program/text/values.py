@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 from ratrain.program.kind import Lane
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Accumulation
+from ratrain.program.setup import Accumulation, Averages
 from ratrain.program.text.form import MOST_BYTES, MOST_COUNT
 from ratrain.readers.numbers import whole
 
@@ -76,7 +76,9 @@ HEADER_FIELDS: dict[str, Callable[[str], object]] = {
     "together": count_of,
     "gathers_per_pass": flag_of,
     "period": count_of,
-    "averages": flag_of,
+    "averages": Averages,
+    "outer": flag_of,
+    "narrow_averages": flag_of,
     "forward_only": flag_of,
     "backward_sends": flag_of,
     "error_feedback": count_of,
@@ -89,5 +91,6 @@ FIXES: dict[Callable[[str], object], str] = {
     flag_of: "write yes or no",
     numbers_of: "write whole numbers, e.g. 0..3,7, or none",
     Accumulation: f"use one of {', '.join(Accumulation)}",
+    Averages: f"use one of {', '.join(filter(None, Averages))}",
     Recovery: f"use one of {', '.join(Recovery)}",
 }

@@ -23,6 +23,8 @@ _WHERE_SET = (
     "arrival_places",
     "gathers_per_pass",
     "averages",
+    "outer",
+    "narrow_averages",
     "forward_only",
     "backward_sends",
     "error_feedback",

@@ -18,8 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratrain.checkpoint.entries import WEIGHTS
 from ratrain.checkpoint.listing import listed, none_whole, read_manifest
 from ratrain.checkpoint.manifest import Manifest
+from ratrain.checkpoint.own import (
+    OUTER_MOMENTUM,
+    OUTER_RESIDUAL,
+    OUTER_WEIGHTS,
+    owners,
+    shared_kind,
+)
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holders
 from ratrain.corpus.identity import require_same
@@ -86,6 +94,7 @@ def begun(
         if run is not None and not problems_told:
             if together.membership.keeps(together.rank):
                 _note(folder, path, problems)
+                _note_own(folder, path, run.replicas_apart)
                 _note_residuals(folder, path, spec.error_feedback, run.holders)
             run.complete()
             return run
@@ -192,6 +201,11 @@ def _saved(parts: StoredParts, division: Division, manifest: Manifest, fresh: So
         if kind == FROZEN:
             return fresh(unit, kind, low, high)
         if not is_residual(kind):
+            if kind not in manifest.kinds_of(parts.first_name(unit)):
+                if shared_kind(kind) in (OUTER_MOMENTUM, OUTER_RESIDUAL):
+                    return torch.zeros(high - low)
+                # Of all replicas together, or the mean of theirs, where an outer step begins too.
+                kind = WEIGHTS if kind == OUTER_WEIGHTS else shared_kind(kind)
             return parts.read_range(unit, division, kind, low, high)
         kinds = begun_with(kind, manifest.kinds_of(parts.first_name(unit)))
         stored = [parts.read_range(unit, division, each, low, high) for each in kinds]
@@ -218,9 +232,11 @@ def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
     folder = _folder(job, spec)
 
     def fresh(unit: str, kind: str, low: int, high: int) -> Tensor:
-        if kind not in ("weights", FROZEN):
+        kind = shared_kind(kind)
+        kind = WEIGHTS if kind == OUTER_WEIGHTS else kind
+        if kind not in (WEIGHTS, FROZEN):
             return torch.zeros(high - low)
-        layout = layouts[unit] if kind == "weights" else layouts[unit].frozen
+        layout = layouts[unit] if kind == WEIGHTS else layouts[unit].frozen
         assert layout is not None
         return first_weights(model, unit, layout, low, high, job.train.seed, folder)
 
@@ -234,6 +250,17 @@ def _note(folder: RunFolder, chosen: Path, problems: list[str]) -> None:
         folder.add_note(
             f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} damaged and "
             f"skipped: {'; '.join(problems)}; the run resumes from {chosen.name}"
+        )
+
+
+def _note_own(folder: RunFolder, chosen: Path, apart: int) -> None:
+    """Leaves a line where replicas do not begin with the states that they had in the checkpoint.
+    `apart`: how many of the run have states of their own; 0: all share theirs."""
+    saved = owners(read_manifest(chosen).kinds)
+    if saved and saved != apart:
+        folder.add_note(
+            f"{chosen.name} holds states of {saved} replicas, each its own; the run begins with "
+            "their mean"
         )
 
 

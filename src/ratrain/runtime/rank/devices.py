@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratrain.describe.job import JobSpec
-from ratrain.devices import Device, device_of_kind, gpus_here
+from ratrain.devices import CPU, Device, device_of_kind, gpus_here
 from ratrain.runtime.device_kinds import device_kinds
 from ratrain.runtime.run_folder import RunSpec
 
@@ -18,4 +18,17 @@ def own_device(job: JobSpec, spec: RunSpec, rank: int, hosts: Sequence[int]) -> 
     number = [(hosts[other], kinds[other]) for other in range(rank)].count(place)
     if job.train.share_gpu and kinds[rank] == "cuda":
         number %= max(1, gpus_here())
-    return device_of_kind(kinds[rank], number)
+    return _as_checked(device_of_kind(kinds[rank], number), spec, rank)
+
+
+def _as_checked(device: Device, spec: RunSpec, rank: int) -> Device:
+    """The device, or for `ratrain check` what compares its operators or stands in for them."""
+    if not spec.check:
+        return device
+    from ratrain.check import Checked, Scattered
+
+    if spec.check == "compare":
+        return Checked(device, rank)
+    _, _, draw = spec.check.partition(" ")
+    seed = 1 + spec.seats.world_size * int(draw) + rank if draw else 0
+    return Scattered(CPU, seed, device.narrow_terms)

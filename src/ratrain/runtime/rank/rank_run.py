@@ -35,6 +35,7 @@ from ratrain.runtime.rank.beginning import Together, begun, frozen_of
 from ratrain.runtime.rank.calibration.calibrate import calibrate, gathered
 from ratrain.runtime.rank.calibration.prediction import write_prediction
 from ratrain.runtime.rank.calibration.run_costs import ElementBytes
+from ratrain.runtime.rank.checked import CheckedOps, RankCheck
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.devices import own_device
 from ratrain.runtime.rank.folder_lock import FolderLock
@@ -60,6 +61,7 @@ from ratrain.runtime.step.allocator import memory_of
 from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.network.network import Network
+from ratrain.runtime.step.ops import RankOps
 from ratrain.runtime.step.states import DTYPES
 from ratrain.runtime.step.tensor_parts import stored_sizes
 
@@ -235,6 +237,7 @@ def _train(
     frozen = frozen_of(context.job, context.spec)
     batches = _batches(context, device)
     best = read_best(folder.path)
+    check = RankCheck(device, folder.path) if context.spec.check == "compare" else None
 
     def validated(step: int, validation: Validated) -> None:
         on_validated(validation_row(step, validation))
@@ -256,6 +259,7 @@ def _train(
             held_out=_held_out(context, device),
             validated=validated,
             tiers=tiers,
+            ops=RankOps if check is None else CheckedOps,
         )
 
     together = Together(rank, context.membership, rendezvous.everybody)
@@ -282,11 +286,15 @@ def _train(
         saved=lambda step: log.say(f"saved {step_name(step)}"),
     )
     run.save_with(saver)
+    if check is not None:
+        check.begin(run)
     before = best and (best.step, best.validation_loss)
     log.begin(run.first_step, context.spec.end_step, before)
     run.run()
     body = {**run.records(), "memory": run.memory()}
     write_whole(folder.rank_file(rank, "records"), json.dumps(body))
+    if check is not None:
+        check.write()
     network.barrier()  # no rank leaves while another still communicates
     finished = run.end_step >= context.spec.end_step
     ending = "done" if finished else "stopped and saved"

@@ -22,6 +22,7 @@ from ratrain.checkpoint.entries import WEIGHTS, Entry, clipped
 from ratrain.checkpoint.folder import begin, partial_path, publish, rank_path, seal
 from ratrain.checkpoint.listing import prune
 from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord
+from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.checkpoint.shard_writer import ShardWriter
 from ratrain.describe.optimizers import Held, Optimizer, Plain
@@ -172,19 +173,28 @@ class CheckpointSaver:
 
 def _written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
     """What a rank writes of a unit, and in which pieces: its own shares of each kind, without
-    padding; and its own residual, whole. Nothing of what nobody updates."""
+    padding, or all of its own; and its own residual, whole. Nothing of what nobody updates."""
     if not unit.trained:
         return
     if unit.slots is not None:
         yield from _of_slots(unit, unit.slots, optimizer)
         return
-    share, part = unit.owned, unit.part
+    share, part = slice(0, unit.padded) if unit.own else unit.owned, unit.part
     name, size = stored_name(unit.name, unit.division), unit.unit.layout.size
     for kind, buffer in _buffers(part, optimizer):
+        kind = own_kind(kind, unit.place, len(unit.holders)) if unit.own else kind
         entry = clipped(name, kind, share.start, share.stop, size)
         if entry is not None:
             begin = share.start - part.begin
             yield entry, _pieces(buffer, begin, begin + entry.elements, whole=optimizer.whole)
+    shared = (unit.outer.weights, unit.outer.momentum) if unit.outer else ()
+    for kind, values in zip((OUTER_WEIGHTS, OUTER_MOMENTUM), shared, strict=bool(shared)):
+        entry = clipped(name, kind, unit.owned.start, unit.owned.stop, size)
+        if entry is not None:
+            yield entry, iter([values[entry.begin : entry.end]])
+    if unit.outer is not None and unit.outer.residual is not None:
+        kind = own_kind(OUTER_RESIDUAL, unit.place, len(unit.holders))
+        yield Entry(name, kind, 0, size, size), iter([unit.outer.residual.kept[:size]])
     if unit.residual is not None:
         kind = residual_kind(unit.place, len(unit.holders))
         yield Entry(name, kind, 0, size, size), iter([unit.residual.kept[:size]])

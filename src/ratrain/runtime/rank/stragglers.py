@@ -19,8 +19,8 @@ SKIPPED = 2
 STEPS = 20
 """So many steps are the measure of a rank, and so many say how it is now."""
 SLOWER, AGAIN, COSTS = 1.3, 1.15, 1.1
-"""Slower by the first factor, in the median, where steps are by the last one, it is named; below the
-second it is no more."""
+"""Slower by the first factor, in the median, where steps are by the last one, it is named; below
+the second it is no more."""
 
 
 class Stragglers:

@@ -112,6 +112,7 @@ class RankRun:
         held_out: HeldOutShare | None = None,
         validated: Callable[[int, Validated], None] = lambda *_: None,
         tiers: Mapping[str, Tier],
+        ops: type[RankOps] = RankOps,
     ) -> None:
         self._job, self._spec, self._seat = job, spec, seat
         self._stop_asked = stop_asked
@@ -121,9 +122,10 @@ class RankRun:
         self._step_began_s = time.perf_counter()
         setup = program.setup
         self.holders = setup.holders
+        self.replicas_apart = max(self.holders.values()) if setup.averages.by_turns else 0
         self._budget_bytes = setup.budget_of(seat.program_rank)
         self.sizes = self._sizes()
-        self._groups = _dividing(spec.seats, setup.averages)
+        self._groups = _dividing(spec.seats, bool(setup.averages))
         self._counted = CountedTokens()
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
         self.ledgers = ledgers_of(self.schedule)
@@ -143,7 +145,7 @@ class RankRun:
         )
         timeout_s = job.train.timeout_s
         scaled = spec.scales_losses
-        self.ops = RankOps(
+        self.ops = ops(
             self.schedule,
             self.states,
             network,
@@ -230,7 +232,7 @@ class RankRun:
             self._network,
             first_step=first,
             end_step=self._spec.end_step,
-            period=self.schedule.period,
+            period=self.schedule.program.setup.alike_every,
             groups=self._groups,
             on_round=self._take,
             fail=self._fail,
@@ -262,7 +264,7 @@ class RankRun:
         its last steps are a period of their own: the last ones of the program's, which average."""
         interval = self._job.train.validate_every if self._validation else 0
         upto = (first // interval + 1) * interval if interval else self._spec.end_step
-        rest, ahead = self._spec.end_step % self.schedule.period, 0
+        rest, ahead = self._spec.end_step % self.schedule.program.setup.alike_every, 0
         if first < self._spec.end_step - rest:
             upto = min(upto, self._spec.end_step - rest)
         elif rest:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from ratrain import __version__
 from ratrain.describe.amounts import Natural
 from ratrain.describe.job import JobSpec
-from ratrain.describe.strict import Rule, load
+from ratrain.describe.strict import FrozenMap, Rule, load
 from ratrain.plan import Case
 from ratrain.program.verify import Verdict
 from ratrain.readers.files import exists
@@ -83,7 +83,10 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
         "checkpoint": asdict(job.checkpoint),
         "cluster": {"name": job.cluster.spec.name, "devices": job.cluster.devices},
         "layout": None if job.layout is None else asdict(job.layout),
-        "schedule": {**asdict(job.schedule), "dtypes": dict(job.schedule.dtypes)},
+        "schedule": {
+            key: dict(value) if isinstance(value, FrozenMap) else value
+            for key, value in asdict(job.schedule).items()
+        },
     }
     del tables["train"]["keys"]  # they stand in the same table
     return json.loads(json.dumps(tables))  # as a file would give them: lists for tuples

@@ -38,7 +38,7 @@ from ratrain.runtime.run.trainable import (
     require_trainable,
     require_whole_periods,
 )
-from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.run_folder import Check, RunFolder, RunSpec
 from ratrain.runtime.seats import Seats, seats_of
 
 _DECIDED_BY_PLAN = ("layout", "batch.micro_batch", "schedule.")
@@ -60,6 +60,7 @@ class RunRequest:
     calibrate: bool = True
     record_steps: int = 8
     overrides: tuple[str, ...] = ()  # of the job file's values, as `--set` has them
+    check: Check = ""  # as `RunSpec.check`
     replans: bool = False  # a run that resumes gets another program: the job's, or the plan's
 
 
@@ -129,7 +130,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     sizes = case.sizes
     seats = seats_of(setup, case.numbers)
     _require_fit(verdict, setup, str(layout_source))
-    require_whole_periods(case.job, setup.period)
+    require_whole_periods(case.job, setup.alike_every)
     if job.data is not None and job.data.validation:
         validation = forward_only(case.program)
         _require_fit(verify(validation), validation.setup, str(layout_source))
@@ -151,7 +152,9 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         threads=request.threads or max(1, (os.cpu_count() or 1) // seats.world_size),
         end_step=request.steps or job.train.steps,
         record_steps=request.record_steps,
-        calibrate=request.calibrate,
+        calibrate=request.calibrate and not request.check,
+        allocator=not request.check,  # comparing takes memory that no program knows
+        check=request.check,
         overrides=request.overrides,
         devices=_devices(case, seats),
         depths=seats.depths,

@@ -85,7 +85,7 @@ class Launcher:
         if source is not None:
             source.carry_to(folder)
         first_step = source.step if source else 0
-        period, end_step = prepared.proved.program.setup.period, prepared.spec.end_step
+        period, end_step = prepared.proved.program.setup.alike_every, prepared.spec.end_step
         words = (prepared.seating(), prepared.proof(), rest_words(period, first_step, end_step))
         for line in (*prepared.case.headline(), *chain(*words)):
             self.say(line)
@@ -112,7 +112,9 @@ class Launcher:
         for line in (*set_damage_aside(folder), *lost_steps(folder, resumed.step)):
             self.say(line)
             folder.add_note(line)
-        for line in rest_words(folder.read_setup().period, resumed.step, resumed.spec.end_step):
+        for line in rest_words(
+            folder.read_setup().alike_every, resumed.step, resumed.spec.end_step
+        ):
             self.say(line)
         if not resumed.finished:
             self._require_machine(resumed.job, resumed.spec, resumed.peak_bytes)

@@ -150,7 +150,7 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
     require_tied(job.model.spec, program)
     _require_same_keys(job, original["train"])
     end_step = _end_step(request, spec, current, original)
-    require_whole_periods(job, program.setup.period)
+    require_whole_periods(job, program.setup.alike_every)
     newest = latest(folder.checkpoints, skip_damaged=True)
     spec = replace(
         spec,

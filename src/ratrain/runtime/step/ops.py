@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Protocol
@@ -31,9 +31,9 @@ _IN_BUCKETS = (Kind.B, Kind.W, Kind.GradSync)
 """Where backward sends: what fills buckets, and what empties them."""
 
 # Families that a unit's tensors may be of: an op reads or writes one of them, as the program says.
-_INPUTS = ("input", "staged", "arrived", "fetched")
+INPUTS = ("input", "staged", "arrived", "fetched")
 _OUTPUTS = ("input", "staged", "sendx")
-_OUTPUT_GRADIENTS = ("outgrad", "recvg")
+OUTPUT_GRADIENTS = ("outgrad", "recvg")
 _INPUT_GRADIENTS = ("outgrad", "sendg")
 
 
@@ -126,8 +126,11 @@ class RankOps(StateOps):
     ) -> tuple[Tensor, Graph | None]:
         """A unit's forward, with the graph that backward needs or without."""
         self._attach_view(unit, op)
-        batch = self.batches.micro_batch(step, op.micro_batch, self._joined[op.stage])
-        given = self._held.read(op, *_INPUTS)
+        batch = replace(
+            self.batches.micro_batch(step, op.micro_batch, self._joined[op.stage]),
+            loss_weight=self._loss_weight(step),
+        )
+        given = self._held.read(op, *INPUTS)
         leaf = self._no_input() if given is None else spread(given.detach(), self._group)
         with nullcontext() if keep else torch.no_grad():
             if keep:
@@ -165,7 +168,7 @@ class RankOps(StateOps):
             if seed is None:
                 seed = torch.full((), self._loss_weight(step), device=self._states.device)
         else:
-            seed = spread(self._held.read(op, *_OUTPUT_GRADIENTS), self._group)
+            seed = spread(self._held.read(op, *OUTPUT_GRADIENTS), self._group)
         return gradient_of_leaf(graph, seed)
 
     def _loss_weight(self, step: int) -> float:
@@ -290,7 +293,7 @@ class RankOps(StateOps):
         self._send(op, +1, "sendx")
 
     def receive_input(self, op: LocalOp, step: int) -> None:
-        self._receive(op, -1, *_INPUTS)
+        self._receive(op, -1, *INPUTS)
 
     def send_gradient(self, op: LocalOp, step: int) -> None:
         if self._arrives_apart:
@@ -298,7 +301,7 @@ class RankOps(StateOps):
         self._send(op, -1, "sendg")
 
     def receive_gradient(self, op: LocalOp, step: int) -> None:
-        self._receive(op, +1, *_OUTPUT_GRADIENTS)
+        self._receive(op, +1, *OUTPUT_GRADIENTS)
 
     def _rank_beside(self, op: LocalOp, ahead: int) -> int:
         """The rank of the replica that computes an op's micro-batch on a stage beside its own."""
@@ -336,7 +339,7 @@ class RankOps(StateOps):
     # ---- inputs in host memory ----------------------------------------------------------
 
     def offload_input(self, op: LocalOp, step: int) -> None:
-        made: Tensor = self._held.read(op, *_INPUTS)
+        made: Tensor = self._held.read(op, *INPUTS)
         self._held.write(op, made.to("cpu", copy=True), "hosted")
 
     def fetch_input(self, op: LocalOp, step: int) -> None:

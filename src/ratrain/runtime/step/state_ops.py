@@ -15,7 +15,7 @@ from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.exchange.buckets import Buckets, Span
-from ratrain.runtime.step.exchange.narrowing import narrowed
+from ratrain.runtime.step.exchange.narrowing import narrowed, widen_from_front
 from ratrain.runtime.step.network.broadcast import summed
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
@@ -129,18 +129,44 @@ class StateOps:
             self._network.add_copies(tied_gradients(unit))
 
     def average_weights(self, op: LocalOp, step: int) -> None:
-        """Master weights and states become their mean over the replicas, and the view follows."""
+        """Master weights become their mean over the replicas, in local SGD the optimizer's states
+        too, and the view follows."""
         unit = self.unit(op)
-        for buffer in unit.averaged():
-            unit.reduce(self._network, buffer)
-            for share in unit.shares:
-                buffer[share] /= unit.replicas
-            unit.gather(self._network, Lane.REDUCE, buffer)
+        by_turns = self._setup.averages.by_turns
+        for buffer in unit.master() if by_turns else unit.averaged():
+            self._average(unit, buffer)
         assert unit.view is not None
         for part in unit.parts:
             target = unit.view[part.begin : part.end]
             if target.data_ptr() != part.weights.data_ptr():
                 target.copy_(part.weights)
+
+    def copy_weights(self, op: LocalOp, step: int) -> None:
+        """A copy of master weights, for others to average while the replica computes with them."""
+        unit = self.unit(op)
+        for weights in unit.master():
+            copy = weights.clone() if unit.outer is None else unit.outer.learnt(weights)
+            self._held.write(op, copy, "averaged")
+
+    def average_copy(self, op: LocalOp, step: int) -> None:
+        """The copy becomes the mean of all replicas' copies, or what the outer step makes of it."""
+        unit, copy = self.unit(op), self._held.read(op, "averaged")
+        rate = self._train.outer_learning_rate
+        if unit.outer is None or rate is None:
+            self._average(unit, copy)
+            return
+        sent = unit.outer.sent(copy)
+        self._average(unit, sent)
+        widen_from_front(copy, sent)
+        unit.outer.step(copy, rate, self._train.outer_momentum)
+
+    def _average(self, unit: UnitState, buffer: Tensor) -> None:
+        """A unit's flat tensor becomes its mean over the replicas: each share is added up in their
+        order by its owner, so all have the same bits."""
+        unit.reduce(self._network, buffer)
+        for share in unit.shares:
+            buffer[share] /= unit.replicas
+        unit.gather(self._network, Lane.REDUCE, buffer)
 
     def _narrow(self, unit: UnitState) -> Tensor:
         """A unit's gradient in the dtype in which it is sent."""
@@ -169,6 +195,10 @@ class StateOps:
     def update_shard(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         clipping = self.clipping
+        mean: Tensor | None = self._held.read(op, "averaged")
+        if mean is not None:
+            for part in unit.parts:
+                part.weights.copy_(mean[part.begin : part.end])
         skipped = self._skips(unit, step)
         if unit.residual is not None:
             unit.residual.settle(skipped=skipped)

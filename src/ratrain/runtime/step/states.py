@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.cost.algorithms import DIRECT
 from ratrain.describe.optimizers import Optimizer, Plain
@@ -41,6 +42,7 @@ from ratrain.runtime.step.frozen import FROZEN, FrozenShare
 from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range, parameters_in
+from ratrain.runtime.step.outer import OuterStates
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -92,6 +94,8 @@ class UnitState:
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
     dtypes: tuple[torch.dtype, ...] = ()  # of the holders' views; (): all have this rank's
     frozen_share: FrozenShare | None = None  # level 3, of weights that nobody updates
+    outer: OuterStates | None = None  # of an outer optimizer
+    own: bool = False  # other replicas' states differ, and are saved by themselves
 
     @property
     def trained(self) -> bool:
@@ -167,8 +171,12 @@ class UnitState:
     def averaged(self) -> Iterator[Tensor]:
         """Master weights and states of the whole unit, where this rank has all of them, each to be
         changed in place before the next one is asked for."""
-        yield from (buffer for buffer in self.replicated if buffer.dtype == torch.float32)
+        yield from self.master()
         yield from self.whole_states()
+
+    def master(self) -> Iterator[Tensor]:
+        """Master weights of the whole unit, where this rank has all of them."""
+        yield from (buffer for buffer in self.replicated if buffer.dtype == torch.float32)
 
     def whole_states(self) -> Iterator[Tensor]:
         """The optimizer's states of the whole unit in the same way, in fp32."""
@@ -269,6 +277,8 @@ class RankStates:
         each has read what it owns; units come in model order, so none waits for another that waits
         for it."""
         for unit in self.units:
+            if unit.own:
+                continue  # each replica has read its own
             for buffer in chain(unit.replicated, unit.whole_states()):
                 unit.gather(network, Lane.GATHER, buffer)
             if unit.dtypes and unit.view is not None and unit.trained:
@@ -427,12 +437,14 @@ def _unit_state(
         shares = ()
     whole, is_sharded = slice(0, padded), bool(setup.sharding) and len(holders) > 1
     is_away = bool(local.optimizer_tier)
+    is_own = setup.averages.by_turns and len(holders) > 1
 
     def owned(kind: str, held: slice) -> Tensor:
         """A range of a buffer, of which what this rank owns is read; all of it where that waits in
         another tier, and is complete from the start."""
         values = torch.zeros(held.stop - held.start, dtype=torch.float32, device=device)
-        for share in (held,) if is_away and not is_sharded else shares:
+        kind = own_kind(kind, place, len(holders)) if is_own else kind
+        for share in (held,) if is_own or (is_away and not is_sharded) else shares:
             known = min(share.stop, layout.size)
             if held.start <= share.start < min(known, held.stop):
                 at = slice(share.start - held.start, known - held.start)
@@ -492,6 +504,18 @@ def _unit_state(
         kept = torch.zeros(padded, dtype=torch.float32, device=device)
         kept[: layout.size] = source(name, kind, 0, layout.size).to(device)
         residual = Residual(kept, torch.zeros_like(kept) if setup.error_feedback == 2 else None)
+    outer = None
+    if setup.outer and is_own and layout.size:
+        read = (OUTER_WEIGHTS, OUTER_MOMENTUM)
+        kept_outer = [torch.zeros(padded, dtype=torch.float32, device=device) for _ in read]
+        for kind, into in zip(read, kept_outer, strict=True):
+            into[: layout.size] = source(name, kind, 0, layout.size).to(device)
+        outer = OuterStates(*kept_outer)
+        if setup.narrow_averages:
+            unsent = torch.zeros(padded, dtype=torch.float32, device=device)
+            kind = own_kind(OUTER_RESIDUAL, place, len(holders))
+            unsent[: layout.size] = source(name, kind, 0, layout.size).to(device)
+            outer.residual = Residual(unsent)
     return UnitState(
         held_states,
         local,
@@ -511,6 +535,8 @@ def _unit_state(
         residual=residual,
         dtypes=dtypes,
         frozen_share=frozen_share,
+        outer=outer,
+        own=is_own,
     )
 
 

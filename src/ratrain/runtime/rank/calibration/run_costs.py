@@ -361,7 +361,10 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         reduced = measured.collective(reduced_bytes)
         if buckets is not None:
             reduced = replace(reduced, fixed_s=reduced.fixed_s * 2 * buckets)
-        sent_bytes = 2 * element_bytes.saved * elements * others
+        setup = measured.setup
+        each_bytes = 2 if setup.narrow_averages else 4 if setup.averages.by_turns else None
+        each_bytes = each_bytes or element_bytes.saved
+        sent_bytes = 2 * each_bytes * elements * others
         averaged = measured.collective(sent_bytes)
         narrowing_s = measured.column(lambda t: t.narrowing_s)
         reduced = replace(

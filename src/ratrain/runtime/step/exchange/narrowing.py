@@ -36,6 +36,17 @@ def narrowed(wide: Tensor, dtype: torch.dtype) -> Tensor:
     return narrow
 
 
+def widen_from_front(wide: Tensor, narrow: Tensor) -> None:
+    """Makes a flat tensor of narrow values in the first part of its own memory (`narrowed`)."""
+    if narrow is wide:
+        return
+    elements = PIECES[wide.device.type].narrowed
+    for begin in reversed(range(0, len(wide), elements)):
+        end = min(begin + elements, len(wide))
+        # What a widened element is stored over was read before, or is its own: from the end on.
+        wide[begin:end] = narrow[begin:end].clone()
+
+
 def landing_place(wide: Tensor, dtype: torch.dtype) -> Tensor:
     """Where a flat tensor's values arrive in `dtype`, until `widen`: the last part of its own
     memory; itself where it has that dtype."""

@@ -1,0 +1,204 @@
+"""A plan before it has devices: replicas, their shares of the step, and about what they take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heapify, heapreplace
+from math import inf
+
+from ratrain.cost.algorithms import DIRECT
+from ratrain.cost.collectives import reduction_loss, ring_half
+from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.parts import Part
+from ratrain.plan.draft.pools import Post, used_of
+from ratrain.plan.draft.stages import Stages
+from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.sizes import gathered_bytes_per_param, trains_tied
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan before it has devices: parts, each with its micro-batches."""
+
+    parts: tuple[Part, ...]
+    shares: tuple[int, ...]
+    state: StateMode
+    estimate_s: float
+    trainable: bool  # whether processes can run replicas that differ so: see `trainable`
+
+    @property
+    def alone_s(self) -> float:
+        """How long its slowest part takes, without what replicas send each other; where stages
+        have members, what its compute takes at least."""
+        if self.has_members:
+            return self.least_s
+        return max(part.step_s(share) for part, share in zip(self.parts, self.shares, strict=True))
+
+    @property
+    def least_s(self) -> float:
+        """What its compute takes at least."""
+        return max(part.least_s(share) for part, share in zip(self.parts, self.shares, strict=True))
+
+    @cached_property
+    def has_members(self) -> bool:
+        """Whether a stage has several."""
+        return any(part.beside for part in self.parts)
+
+    @property
+    def all_posts(self) -> Iterator[Post]:
+        return (post for part in self.parts for shape in part.posts for post in shape)
+
+    def used(self, pools: int) -> tuple[int, ...]:
+        """How many devices of each pool it takes."""
+        return used_of(tuple(self.all_posts), pools)
+
+    @property
+    def divided(self) -> bool:
+        """Whether its tensor groups divide sequences."""
+        return any(post.divided for post in self.all_posts)
+
+    @property
+    def ops(self) -> int:
+        """About as many ops as its program has; long ones repeat themselves and are kept short."""
+        return sum(
+            min(share, 64) * (2 * sum(part.layers) + 4 * len(part.shape))
+            for part, share in dict.fromkeys(zip(self.parts, self.shares, strict=True))
+        )
+
+    @cached_property
+    def key(self) -> object:
+        """What tells drafts apart: the order of parts does not, nor how a part alone would share
+        its states."""
+        return self.work, self.state if len(self.parts) > 1 or self.has_members else None
+
+    @cached_property
+    def work(self) -> object:
+        """What is the same of drafts that differ in how states are shared alone."""
+        parts = Counter(
+            (part.roles, part.micro_batch, part.layers, part.recovery, share)
+            for part, share in zip(self.parts, self.shares, strict=True)
+        )
+        return frozenset(parts.items())
+
+    @cached_property
+    def family(self) -> object:
+        """What is the same of drafts that differ in cuts and shares alone."""
+        return frozenset(Counter(part.posts for part in self.parts).items()), self.state
+
+
+def draft_of(stages: Stages, parts: Sequence[Part], state: StateMode) -> Draft | None:
+    """Parts with their shares of the step; None where the batch cannot be shared so."""
+    shares = shares_of(parts, stages.job.batch.sequences)
+    if shares is None:
+        return None
+    return shared(stages, parts, shares, state)
+
+
+def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: StateMode) -> Draft:
+    """Parts with given shares."""
+    sides = dict.fromkeys(zip(parts, shares, strict=True))
+    pipe_s = max(part.step_s(share) for part, share in sides)
+    tail_s = _tail_s(stages, parts, state) if len(parts) > 1 else 0.0
+    trainable = _is_trainable(stages.job, parts)
+    return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s, trainable)
+
+
+def _is_trainable(job: JobSpec, parts: Sequence[Part]) -> bool:
+    kinds = dict.fromkeys(parts)
+    ends = {post.tensor for part in kinds for post in (part.shape[0], part.shape[-1])}
+    alike = len({_degrees_of_units(part) for part in kinds}) == 1
+    if len(ends) > 1 < len(parts) and trains_tied(job):
+        alike = False
+    return alike or (job.collective == DIRECT and not job.schedule.error_feedback)
+
+
+def _degrees_of_units(part: Part) -> tuple[int, ...]:
+    """The tensor degree of embedding, each layer and head."""
+    layers = [
+        post.tensor
+        for post, count in zip(part.shape, part.layers, strict=True)
+        for _ in range(count)
+    ]
+    return part.shape[0].tensor, *layers, part.shape[-1].tensor
+
+
+def shares_of(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
+    """Micro-batches of each part, one for each member of a stage at least: each next one goes to
+    the part that will end first with it. None where that does not come to the whole batch."""
+    shares = _begun_shares(parts, sequences)
+    left = sequences - sum(n * part.micro_batch for n, part in zip(shares, parts, strict=True))
+    heap = [(part.step_s(shares[place] + 1), place) for place, part in enumerate(parts)]
+    heapify(heap)
+    while left > 0 and heap[0][0] < inf:
+        place = heap[0][1]
+        if parts[place].micro_batch > left:
+            heapreplace(heap, (inf, place))
+            continue
+        shares[place] += 1
+        left -= parts[place].micro_batch
+        heapreplace(heap, (parts[place].step_s(shares[place] + 1), place))
+    return tuple(shares) if left == 0 else None
+
+
+def _begun_shares(parts: Sequence[Part], sequences: int) -> list[int]:
+    """Micro-batches that each part gets in any case, so that few are left to hand out one by one.
+
+    A part's time T(n) is convex in its micro-batches n. With s the slope of very many, N sequences,
+    T(1) + s (n - 1) >= T(n) >= T(N) - s (N - n). The right bound gives a time before which the
+    whole batch cannot end, the left one how many micro-batches each part has done by then.
+    """
+    slopes_s = [part.step_s(sequences + 1) - part.step_s(sequences) for part in parts]
+    above_s = [part.step_s(1) - slope_s for part, slope_s in zip(parts, slopes_s, strict=True)]
+    below_s = [
+        part.step_s(sequences) - sequences * slope_s
+        for part, slope_s in zip(parts, slopes_s, strict=True)
+    ]
+    rates = [part.micro_batch / slope_s for part, slope_s in zip(parts, slopes_s, strict=True)]
+    rest = sequences - sum(part.micro_batch for part in parts)
+    end_s = (
+        rest + sum(rate * at_none_s for rate, at_none_s in zip(rates, below_s, strict=True))
+    ) / sum(rates)
+    return [
+        max(part.fewest, int((end_s - at_none_s) / slope_s) - 1)
+        for part, at_none_s, slope_s in zip(parts, above_s, slopes_s, strict=True)
+    ]
+
+
+def _tail_s(stages: Stages, parts: Sequence[Part], state: StateMode) -> float:
+    """About what reductions and gathers add behind the last backward of several parts."""
+    alike, holders = dict.fromkeys(parts), 0
+    for part in alike:
+        holders |= stages.holders(part.shape, part.layers)
+    used = {stages.pools[post.pool].kind for part in alike for post in part.shape}
+    gathered = gathered_bytes_per_param(stages.job, used)
+    return max(_tail_of(stages, part, len(parts), holders, gathered, state) for part in alike)
+
+
+def _tail_of(
+    stages: Stages, part: Part, data: int, holders: int, weight_bytes: int, state: StateMode
+) -> float:
+    """The same of one of them; `holders`: the pools of each layer, `weight_bytes`: of a gathered
+    parameter."""
+    embedding, layer, head = (block.params for block in stages.blocks)
+    last, longest = len(part.shape) - 1, 0.0
+    for s, (post, work, count) in enumerate(zip(part.shape, part.works, part.layers, strict=True)):
+        bits = count * len(stages.pools)
+        link = stages.reduction_link(holders & (1 << bits) - 1)
+        holders >>= bits
+        params = count * layer + (s == 0) * embedding + (s == last) * head
+        whole_s, unit_s = (
+            ring_half(weight_bytes * size / post.tensor, data, link).alone_s(
+                link.bandwidth_bytes_per_s
+            )
+            for size in (params, max(layer, (s == 0) * embedding))
+        )
+        twice = 1 if state.sharding else 2
+        reduced_s = max(twice * whole_s - work.backward_s, twice * unit_s)
+        gathered_s = max(whole_s - work.forward_s, unit_s) if state.sharding else 0.0
+        whole = ring_half(weight_bytes * params / post.tensor, data, link).times(2)
+        driving_s = reduction_loss(stages.pools[post.pool].kind).of(whole)
+        longest = max(longest, reduced_s + gathered_s, driving_s + 2 * unit_s)
+    return longest

@@ -1,0 +1,152 @@
+"""Moves of the search that leave devices where they are: shares, layers, sizes, states."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise, permutations, product
+from math import gcd
+
+from ratrain.plan.draft.aligned import cut_alike, moved_alike
+from ratrain.plan.draft.draft import Draft
+from ratrain.plan.draft.parts import recut
+from ratrain.plan.draft.pools import divisions_of, in_division
+from ratrain.plan.draft.shares import best_shares, in_best_sizes
+from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
+
+MOST_STAGES, FULLEST = 16, 6
+"""Stages up to which any gives a layer to any; of more, so many give and so many take."""
+
+
+def a_micro_batch(space: Space, draft: Draft) -> Drafts:
+    """A micro-batch of one replica given to another; as many of all alike ones given to all of
+    another sort as comes out even."""
+    sides, sorts = sides_of(draft), sorts_of(draft)
+    for source, target in permutations([place for same in sorts for place in same[:2]], 2):
+        if sides[source].micro_batch == sides[target].micro_batch:
+            yield space.draft(_given(sides, {source: -1, target: 1}), draft.state)
+    for givers, takers in permutations(sorts, 2):
+        few = gcd(len(givers), len(takers))
+        given, taken = len(takers) // few, len(givers) // few
+        if sides[givers[0]].micro_batch == sides[takers[0]].micro_batch and given + taken > 2:
+            moved = dict.fromkeys(givers, -given) | dict.fromkeys(takers, taken)
+            yield space.draft(_given(sides, moved), draft.state)
+
+
+def _given(sides: list[Side], moved: dict[int, int]) -> list[Side]:
+    return [
+        side._replace(share=(side.share or 0) + moved.get(place, 0))
+        for place, side in enumerate(sides)
+    ]
+
+
+def a_layer(space: Space, draft: Draft) -> Drafts:
+    """A layer in another stage. Of many stages, the busiest give and the least busy take."""
+    for places in sorts_of(draft):
+        part = draft.parts[places[0]]
+        count = len(part.layers)
+        busiest = sorted(range(count), key=lambda stage: -part.works[stage].busy_s)
+        givers, takers = sorted(busiest[:FULLEST]), sorted(busiest[-FULLEST:])
+        if count <= MOST_STAGES:
+            givers = takers = list(range(count))
+        for source, target in product(givers, takers):
+            if source != target and part.layers[source] > 1:
+                layers = list(part.layers)
+                layers[source] -= 1
+                layers[target] += 1
+                yield from _in_place(space, draft, places, layers=tuple(layers))
+
+
+def two_neighbours(space: Space, draft: Draft) -> Drafts:
+    """Two neighbouring stages in the other order."""
+    for places in sorts_of(draft):
+        shape = draft.parts[places[0]].shape
+        for stage, (here, there) in enumerate(pairwise(shape)):
+            if here != there:
+                swapped = (*shape[:stage], there, here, *shape[stage + 2 :])
+                yield from _in_place(space, draft, places, shape=swapped, layers=None)
+
+
+def _in_place(space: Space, draft: Draft, places: list[int], **fields: object) -> Drafts:
+    """One replica changed, and all that are like it: with the shares as they are, and anew."""
+    sides = sides_of(draft)
+    for some in (places[:1], places) if len(places) > 1 else (places,):
+        made = [
+            side._replace(**fields) if place in some else side for place, side in enumerate(sides)
+        ]
+        yield space.draft(made, draft.state)
+        yield space.draft([side._replace(share=None) for side in made], draft.state)
+
+
+def half_or_twice_the_micro_batch(space: Space, draft: Draft) -> Drafts:
+    """Half or twice the micro-batch, of replicas that are alike or of all."""
+    sides = sides_of(draft)
+    for places, up in product([*sorts_of(draft), list(range(len(sides)))], (False, True)):
+        some = set(places)
+        sized = [
+            side._replace(micro_batch=side.micro_batch * 2 if up else side.micro_batch // 2)
+            if place in some
+            else side
+            for place, side in enumerate(sides)
+        ]
+        yield space.draft([side._replace(share=None) for side in sized], draft.state)
+
+
+def layers_between_hosts(space: Space, draft: Draft) -> Drafts:
+    """Layers moved from one pool of devices to another in all replicas at once, so that what is
+    reduced stays inside pools."""
+    if not space.stages.links.nearer_inside:
+        return
+    for cut in (moved_alike, cut_alike):
+        for parts in cut(space.stages, draft.parts, draft.state):
+            sides = [
+                side._replace(layers=part.layers)
+                for side, part in zip(sides_of(draft), parts, strict=True)
+            ]
+            yield space.draft(sides, draft.state)
+            yield space.draft([side._replace(share=None) for side in sides], draft.state)
+
+
+def state_sharing(space: Space, draft: Draft) -> Drafts:
+    """States shared among replicas in another way."""
+    if len(draft.parts) > 1 or draft.has_members:
+        for state in space.states:
+            if state != draft.state:
+                yield space.draft(sides_of(draft), state)
+
+
+def sequence_parallelism(space: Space, draft: Draft) -> Drafts:
+    """Sequences divided in tensor groups, or not."""
+    if len(divisions_of(space.stages.job, (part.shape for part in draft.parts))) > 1:
+        sides = [
+            side._replace(shape=in_division(side.shape, not draft.divided))
+            for side in sides_of(draft)
+        ]
+        yield space.draft(sides, draft.state)
+
+
+def best_cuts(space: Space, draft: Draft) -> Drafts:
+    """The same shares of the step, the layers of each replica moved as long as its pipeline then
+    takes less."""
+    parts = {
+        (part, share): recut(space.stages, [part], len(draft.parts), draft.state, share)[0]
+        for part, share in dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
+    }
+    sides = sides_of(draft)
+    pairs = zip(draft.parts, draft.shares, strict=True)
+    yield space.draft(
+        [side._replace(layers=parts[pair].layers) for side, pair in zip(sides, pairs, strict=True)],
+        draft.state,
+    )
+
+
+def best_micro_batches(space: Space, draft: Draft) -> Drafts:
+    """The same shares of the step, each replica in the micro-batch in which it is fastest."""
+    yield in_best_sizes(space, draft)
+
+
+def all_shares(space: Space, draft: Draft) -> Drafts:
+    """A small batch shared out anew, each replica in the micro-batch that suits its share."""
+    yield _best_shares(space)(draft)
+
+
+_best_shares = lru_cache(maxsize=4)(best_shares)
