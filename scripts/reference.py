@@ -20,9 +20,9 @@ _MADE = "*Written by `scripts/reference.py` from the source: change it there.*\n
 _KEYS = f"""# Every key
 
 {_MADE}
-What a job, a cluster and a plan file may hold, from the definitions that the loader checks files
-against. [Describe](describe.md) says what the keys mean together. A quantity is a string with its
-unit: `"20GB"`, `"1Gbit/s"`, `"40us"`. `ratrain schema job` prints the same for editors.
+What a job, a cluster, a plan and a graph file may hold, from the definitions that the loader checks
+files against. [Describe](describe.md) says what the keys mean together. A quantity is a string with
+its unit: `"20GB"`, `"1Gbit/s"`, `"40us"`. `ratrain schema job` prints the same for editors.
 """
 _VERBS = f"""# Every verb
 
@@ -39,6 +39,7 @@ def keys_page() -> str:
     from ratrain.describe.job_file import JobFile
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
+    from ratrain.graph import GraphFile
     from ratrain.plan import PlanFile
 
     job, plan = schema_of(JobFile, ""), schema_of(PlanFile, "")
@@ -50,6 +51,7 @@ def keys_page() -> str:
         "A job file": (job, "[", "]"),
         "A cluster file": (cluster_schema(), "[", "]"),
         "A plan file": (plan, "", ""),
+        "A graph file": (schema_of(GraphFile, ""), "[", "]"),
     }
     parts = [_KEYS]
     for title, (schema, before, after) in files.items():

@@ -49,13 +49,14 @@ ONLY = {
     "check": (*LOW, "devices", "models"),
     "engines": (*LOW, "plugins"),
     "storage": LOW,
+    "graph": (*LOW, "program", "simulate", "storage", "checkpoint"),
 }
 """Rooms beside the line: what each may import."""
 
 ABOVE_ALL = ("runtime", "report", "api", "cli")
 """The rooms of the line that may import those beside it too."""
 
-TORCH_ROOMS = ("runtime", "models", "devices", "check")
+TORCH_ROOMS = ("runtime", "models", "devices", "check", "graph")
 OPTIMIZERS = SOURCE / "describe" / "optimizers"
 TORCH_ADAPTERS = ("transport", "profile")
 """The rooms that may import torch too, lazily, inside a function."""
@@ -253,6 +254,12 @@ def test_a_job_is_planned_proved_simulated_and_reported_without_torch(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
+
+
+def test_a_graph_is_planned_without_torch() -> None:
+    code = "import sys, ratrain.graph, ratrain.graph.figures; sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode() or "torch was imported"
 
 
 def test_a_run_is_launched_and_reported_without_torch() -> None:

@@ -30,6 +30,7 @@ from ratrain.profile.links import MessageTime
 from ratrain.profile.machine import MachineProfile
 from ratrain.profile.products import ProductTime
 
+GRAPH = str(Path(__file__).parents[2] / "examples" / "graph" / "graph.toml")
 SMALL = str(Path(__file__).parents[2] / "examples" / "small.toml")
 TWO_KINDS = str(Path(__file__).parents[2] / "examples" / "unequal.toml")
 UNEQUAL = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
@@ -81,6 +82,7 @@ QUICK: dict[str, list[Words]] = {
     "noc gemm": [["noc", "gemm", "summa", "--simulate", "4"], ["noc", "gemm", "fcl"]],
     "noc costs": [["noc", "costs"]],
     "noc reproduce": [["noc", "reproduce", "--models-only"]],
+    "graph plan": [["graph", "plan", GRAPH]],
     "kernels list": [["kernels", "list"]],
     "kernels run": [["kernels", "run", "gemm-f16"]],
     "kernels time": [["kernels", "time", "rmsnorm"]],
@@ -96,6 +98,8 @@ SLOW: dict[str, list[Words]] = {
         ["train", "job.toml", "--run", "other", "--schedule", "gpipe", "--no-calibrate"],
         ["train", "job.toml", "--run", "prepared", "--prepare-only"],
     ],
+    "graph train": [["graph", "train", GRAPH, "--epochs", "2"]],
+    "graph compare": [["graph", "compare", GRAPH, "--epochs", "1"]],
     "launch hosts": [["launch", "first"]],
     "launch slurm": [["launch", "slurm", "first"]],
     "launch ray": [["launch", "ray", "first"]],

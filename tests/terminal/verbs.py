@@ -23,6 +23,23 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = str(EXAMPLES / "small.toml")
 
 
+GRAPH = """
+[graph]
+generate = "planted"
+nodes = 400
+features_width = 16
+classes = 4
+[model]
+hidden = 8
+[train]
+epochs = 2
+[memory]
+budget = "290MB"
+parts = 4
+partitioner = "own"
+"""
+
+
 @dataclass(frozen=True)
 class Use:
     """A command line, and what stands on the last screen when it has ended."""
@@ -82,6 +99,9 @@ USES = {
         "kernels picture swiglu --size rows=64 --size width=512 --cores 4 -o {out}.svg", "svg"
     ),
     "kernels score": Use("kernels score rows.csv", "worst", slow=True),
+    "graph plan": Use("graph plan graph.toml", "proved"),
+    "graph train": Use("graph train graph.toml --run {out}-graph", "run +", slow=True),
+    "graph compare": Use("graph compare graph.toml --mode bypass", "gradient error", slow=True),
     "fit": Use("fit --model gpt-neo-2.7b --memory 24GB --host 64GB", "fastest: optimizer in host"),
     "clean": Use("clean . --dry-run", "nothing"),
     "evaluate": Use("evaluate runs/job-ratrain text.txt", "perplexity", slow=True),
@@ -128,6 +148,7 @@ def prepare(folder: Path) -> Path:
     """Writes what the command lines name."""
     write_job(folder)
     shutil.copytree(EXAMPLES / "convert", folder, dirs_exist_ok=True)
+    (folder / "graph.toml").write_text(GRAPH)
     (folder / "key").write_text("a secret of this test alone")
     measured = (files("ratrain.kernels") / "data/ft-m7032.csv").read_text().splitlines()
     (folder / "rows.csv").write_text("\n".join(measured[:6]) + "\n")

@@ -34,7 +34,7 @@ SECTIONS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "models": "the models RATrain knows, layer by layer",
             "clusters": "the clusters RATrain knows, and the source of every constant",
-            "schema": "what a job, cluster or plan file may hold, for editors",
+            "schema": "what a job, cluster, plan or graph file may hold, for editors",
             "data": "tokenise a job's text; count files, tokens and epochs",
             "init": "write a job or a cluster file to begin with",
             "plan": "find a layout that fits and is fast",
@@ -57,6 +57,7 @@ SECTIONS: dict[str, tuple[str, dict[str, str]]] = {
         "Runs",
         {
             "train": "train a job, and compare it with its prediction",
+            "graph": "train a graph network on a graph beyond memory",
             "launch": "start a prepared run on the hosts of its cluster",
             "rank": "run one rank of a run, started by srun, mpirun or torchrun",
             "report": "write a run, a plan or a job as an HTML page",

@@ -11,12 +11,12 @@ from ratrain.cli.terminal.options import PATH
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(["job", "cluster", "plan"]))
+@click.argument("kind", type=click.Choice(["job", "cluster", "plan", "graph"]))
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Write to a file.")
 @click.option("--json", is_flag=True, expose_value=False, help="The same: a schema is JSON.")
 def command(kind: str, output: Path | None) -> None:
-    """Print the JSON schema of a job, cluster or plan file: its keys, types and bounds, from the
-    same definitions that the loader checks files against.
+    """Print the JSON schema of a job, cluster, plan or graph file: its keys, types and bounds,
+    from the same definitions that the loader checks files against.
 
     Editors that support schemas (VS Code with Even Better TOML, Helix, Neovim with taplo) then
     complete keys and mark mistakes. In a TOML file, refer to it in the first line:
@@ -32,13 +32,15 @@ def command(kind: str, output: Path | None) -> None:
     from ratrain.describe.job_file import JobFile
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
+    from ratrain.graph import GraphFile
     from ratrain.plan import PlanFile
     from ratrain.readers.writing import write_whole
 
     if kind == "cluster":
         schema = cluster_schema()
     else:
-        schema = schema_of(JobFile if kind == "job" else PlanFile, f"RATrain {kind} file")
+        kinds = {"job": JobFile, "plan": PlanFile, "graph": GraphFile}
+        schema = schema_of(kinds[kind], f"RATrain {kind} file")
     text = json.dumps(schema, indent=2)
     if output is None:
         click.echo(text)

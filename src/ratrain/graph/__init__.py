@@ -1,0 +1,31 @@
+"""Full-graph training of graph networks beyond memory: exact, partition by partition, with what
+does not fit on disk meanwhile. An epoch is a program of the house's form: unit by unit, a partition
+in the place of the micro-batch.
+
+- `spec`, `csr`, `generate`, `read`: GRAPH.toml, the graph it names or generates;
+- `partition`, `blocks`: the graph cut, and its matrix by pairs of partitions;
+- `units`, `trace`: what a network is made of, and what an epoch computes in which order;
+- `cells`, `program`, `prove`, `clock`, `plan`: memory by cells, the program of an epoch, its proof,
+  its time, and the layout of the fewest bytes;
+- `network`, `spmm`, `execute`, `train`, `saved`: in torch, on lanes, with checkpoints;
+- `reference`, `compare`: the same in memory, and both side by side.
+
+What plans imports no torch.
+"""
+
+from __future__ import annotations
+
+from ratrain.graph.plan import Candidate, Laid, Plan, lay_out, planned
+from ratrain.graph.program import MODES
+from ratrain.graph.spec import GraphFile, read_graph_file
+
+__all__ = [
+    "MODES",
+    "Candidate",
+    "GraphFile",
+    "Laid",
+    "Plan",
+    "lay_out",
+    "planned",
+    "read_graph_file",
+]

@@ -1,0 +1,50 @@
+"""A plan in figures, as JSON and a run's report have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ratrain.graph.plan import Plan
+
+
+def plan_figures(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON has it."""
+    laid, program = plan.laid, plan.program
+    layout = program.layout
+    return {
+        "graph": {
+            "nodes": laid.nodes,
+            "edges": laid.edges,
+            "parts": laid.shape.parts,
+            "partitioner": laid.partitioner,
+            "expansion_ratio": laid.expansion,
+            "largest_part_nodes": laid.shape.largest,
+        },
+        "plan": {
+            "mode": layout.mode,
+            "group": layout.group,
+            "cells": layout.cells,
+            "cell_bytes": layout.cell_bytes,
+            "read_bytes": program.read_bytes,
+            "written_bytes": program.written_bytes,
+            "disk_bytes": plan.disk_bytes,
+            "standing_bytes": laid.standing_bytes,
+            "working_bytes": laid.working_bytes(layout.group),
+            "peak_bytes": plan.peak_bytes,
+            "budget_bytes": plan.budget_bytes,
+            "in_memory_bytes": plan.in_memory_bytes,
+            "epoch_s": plan.epoch_s,
+            "ops": len(program.ops),
+        },
+        "tried": [
+            {
+                "mode": each.layout.mode,
+                "group": each.layout.group,
+                "cells": each.layout.cells,
+                "read_bytes": None if each.why else each.read_bytes,
+                "written_bytes": None if each.why else each.written_bytes,
+                "problem": each.why or None,
+            }
+            for each in plan.candidates
+        ],
+    }

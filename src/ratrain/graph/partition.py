@@ -1,0 +1,144 @@
+"""Which nodes lie together: partitions with few edges between them, of about the same size.
+
+KaMinPar where it is installed; else label propagation of our own, which needs nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ratrain.errors import SpecError
+from ratrain.graph.csr import Csr, Ints, csr_of
+
+SLACK = 0.05
+"""By how much a partition may be larger than the mean."""
+ROUNDS = 15
+PARHIP_PLAIN = 3
+"""The header of a binary graph without weights, with numbers of 64 bits."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The nodes in a new order, partition by partition, and where each begins."""
+
+    order: Ints  # the old number of each new one
+    bounds: Ints
+
+    @property
+    def count(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        return np.diff(self.bounds)
+
+    @property
+    def new_of_old(self) -> Ints:
+        numbers = np.empty_like(self.order)
+        numbers[self.order] = np.arange(len(self.order))
+        return numbers
+
+
+def partitioned(graph: Csr, parts: int, how: str, seed: int) -> tuple[Partition, str]:
+    """The graph's partition, and by what it was made. `how`: auto, kaminpar or own."""
+    if parts == 1:
+        return Partition(np.arange(graph.nodes), np.array([0, graph.nodes])), "none"
+    installed = find_spec("kaminpar") is not None
+    if how == "kaminpar" and not installed:
+        raise SpecError(
+            "needs the package kaminpar, which is not installed",
+            place="[memory] partitioner",
+            fix='pip install "ratrain[graph]", or write partitioner = "own"',
+        )
+    if how != "own" and installed:
+        return of_labels(_by_kaminpar(graph, parts, seed), parts), "kaminpar"
+    return of_labels(_by_propagation(graph, parts, seed), parts), "own"
+
+
+def expansion(graph: Csr, partition: Partition) -> float:
+    """Rows that partitions need, their own and others', over all rows; of the graph in the
+    partition's order."""
+    part = np.searchsorted(partition.bounds, np.arange(graph.nodes), "right") - 1
+    needs = part[graph.rows()] * graph.nodes + graph.columns
+    own = part * graph.nodes + np.arange(graph.nodes)
+    return len(np.unique(np.concatenate([needs, own]))) / graph.nodes
+
+
+def of_labels(labels: Ints, parts: int) -> Partition:
+    """The partition of nodes by the number of theirs."""
+    counts = np.bincount(labels, minlength=parts)
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    return Partition(np.argsort(labels, kind="stable"), bounds)
+
+
+def _by_kaminpar(graph: Csr, parts: int, seed: int) -> Ints:
+    """Through a file, which is how its wheel takes a graph. It takes symmetric ones, without edges
+    of a node to itself."""
+    kaminpar: Any = import_module("kaminpar")
+    undirected = _undirected(graph)
+    with tempfile.TemporaryDirectory(prefix="ratrain-graph-") as folder:
+        path = Path(folder) / "graph.parhip"
+        begins = 8 * (3 + graph.nodes + 1)
+        with path.open("wb") as file:
+            np.array([PARHIP_PLAIN, graph.nodes, undirected.edges], np.uint64).tofile(file)
+            (undirected.starts * 8 + begins).astype(np.uint64).tofile(file)
+            for at in range(0, undirected.edges, 1 << 22):
+                undirected.columns[at : at + (1 << 22)].astype(np.uint64).tofile(file)
+        del undirected
+        read = kaminpar.load_graph(str(path), kaminpar.GraphFileFormat.PARHIP)
+        kaminpar.reseed(seed % 2**31)
+        solver = kaminpar.KaMinPar(1, kaminpar.default_context())  # one thread: the same each time
+        return np.asarray(solver.compute_partition(read, parts, SLACK), dtype=np.int64)
+
+
+def _undirected(graph: Csr) -> Csr:
+    rows, columns = graph.rows().astype(np.int64), graph.columns.astype(np.int64)
+    apart = rows != columns
+    return csr_of(rows[apart], columns[apart], graph.nodes, directed=False)
+
+
+def _by_propagation(graph: Csr, parts: int, seed: int) -> Ints:
+    """Every node to the partition of most of its neighbours that has room, some rounds long
+    (Spinner, arXiv 1404.3861)."""
+    draw = np.random.default_rng(seed)
+    n, most = graph.nodes, int(np.ceil((1 + SLACK) * graph.nodes / parts))
+    labels = draw.permutation(n) * parts // n
+    undirected = _undirected(graph)
+    rows = undirected.rows()
+    for _ in range(ROUNDS):
+        sizes = np.bincount(labels, minlength=parts)
+        wanted = _most_common(rows, labels[undirected.columns], labels, sizes / most, undirected)
+        movers = draw.permutation(np.flatnonzero(wanted != labels))
+        movers = movers[np.argsort(wanted[movers], kind="stable")]
+        counts = np.bincount(wanted[movers], minlength=parts)
+        rank = np.arange(len(movers)) - np.repeat(np.cumsum(counts) - counts, counts)
+        movers = movers[rank < (most - sizes)[wanted[movers]]]
+        labels[movers] = wanted[movers]
+        if len(movers) < n / 1000:
+            break
+    return labels
+
+
+def _most_common(
+    rows: np.ndarray, of_neighbours: Ints, labels: Ints, fullness: np.ndarray, graph: Csr
+) -> Ints:
+    """For each node the label most common among its neighbours, less how full that partition is."""
+    parts = len(fullness)
+    keys = rows.astype(np.int64) * parts + of_neighbours
+    keys.sort()
+    first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else keys
+    counts = np.diff(np.append(first, len(keys)))
+    node, label = np.divmod(keys[first], parts)
+    score = counts / graph.degrees[node] - fullness[label]
+    best = labels.copy()
+    order = np.lexsort((score, node))
+    last = np.flatnonzero(np.r_[node[order][1:] != node[order][:-1], True]) if len(node) else order
+    best[node[order][last]] = label[order][last]
+    return best

@@ -1,0 +1,98 @@
+"""Small graphs that tests draw, laid out and trained."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ratrain.graph.csr import Ints, csr_of
+from ratrain.graph.partition import of_labels
+from ratrain.graph.plan import PROCESS_BYTES, Laid, Plan, cut, planned
+from ratrain.graph.program import Layout, build, cell_bytes_of
+from ratrain.graph.prove import Columns, require_sound
+from ratrain.graph.read import GraphData
+from ratrain.graph.spec import GraphFile, GraphSource, MemoryKeys, NetworkShape, TrainKeys
+from ratrain.graph.train import Training, store_of
+
+KINDS = ("gcn", "sage", "gin", "gat")
+
+
+@dataclass(frozen=True)
+class GivenFeatures:
+    """Features that are at hand."""
+
+    array: np.ndarray
+
+    @property
+    def width(self) -> int:
+        return self.array.shape[1]
+
+    def rows(self, nodes: Ints) -> Any:
+        return self.array[nodes]
+
+
+def drawn_graph(
+    seed: int,
+    *,
+    nodes: int = 60,
+    edges: int = 150,
+    width: int = 5,
+    classes: int = 3,
+    directed: bool = False,
+) -> GraphData:
+    """A graph with isolated nodes, edges of nodes to themselves and labels that are missing."""
+    draw = np.random.default_rng(seed)
+    ends = draw.integers(0, max(1, nodes * 4 // 5), (2, edges))
+    graph = csr_of(ends[0], ends[1], nodes, directed=directed)
+    labels = draw.integers(-1, classes, nodes)
+    labels[:2] = 0, classes - 1
+    is_train = (labels >= 0) & (draw.random(nodes) < 0.6)
+    is_train[0] = True
+    features = GivenFeatures(draw.standard_normal((nodes, width)))
+    return GraphData(graph, features, labels, is_train, classes)
+
+
+def file_of(kind: str, **more: Any) -> GraphFile:
+    """A GRAPH.toml of a small network in float64."""
+    train = TrainKeys(precision=more.pop("precision", "float64"), learning_rate=0.05)
+    memory = MemoryKeys(1 << 40, **more.pop("memory", {}))
+    source = GraphSource(generate="planted", directed=more.pop("directed", False))
+    shape: Any = {"kind": kind, "layers": 3, "hidden": 6, "heads": 2, **more}
+    return GraphFile(source, memory, NetworkShape(**shape), train)
+
+
+def laid_out(spec: GraphFile, data: GraphData, parts: int, seed: int = 0) -> Laid:
+    """A graph in random partitions, of which some may be empty."""
+    labels = np.random.default_rng(seed).integers(0, parts, len(data.labels))
+    return cut(spec, data, of_labels(labels, parts), "drawn")
+
+
+def tight(laid: Laid, mode: str, group: int, cells: int | None = None) -> Columns:
+    """The proved program in so few cells that data leave and come back."""
+    cell = cell_bytes_of(laid.shape)
+    program = build(laid.shape, Layout(mode, group, cells or 64, cell))
+    return require_sound(program, {"host": program.layout.cells * cell})
+
+
+@contextmanager
+def training(spec: GraphFile, laid: Laid, columns: Columns, folder: Path) -> Generator[Training]:
+    """A program's training, its features on the disk."""
+    store = store_of(folder / "tier", folder)
+    plan = plan_of(spec, laid, columns)
+    try:
+        made = Training(spec, plan, store)
+        made.store_features()
+        yield made
+    finally:
+        store.close()
+
+
+def plan_of(spec: GraphFile, laid: Laid, columns: Columns) -> Plan:
+    """A plan of a program that was built by hand."""
+    roomy = replace(spec.memory, budget_bytes=PROCESS_BYTES * 10, mode="cache")
+    return replace(planned(laid, roomy, Path("/")), columns=columns)
