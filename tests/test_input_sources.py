@@ -26,6 +26,7 @@ PARSERS = {
 READS = {"read_text", "read_bytes"}
 KERNEL = {
     "lab/cluster.py",
+    "lab/faults.py",
     "lab/groups.py",
     "lab/place.py",
     "lab/record.py",

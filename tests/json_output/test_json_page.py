@@ -42,7 +42,7 @@ QUICK: dict[str, list[Words]] = {
     "error": [["simulate", "nothing.toml"], ["simulat"], ["plan"]],
     "init cluster": [["init", "cluster", "here.toml"]],
     "init example": [["init", "example"], ["init", "example", "small.toml", "-o", "examples"]],
-    "models": [["models"], ["models", "llama-3.1-8b"]],
+    "models": [["models"], ["models", "llama-3.1-8b"], ["models", "mixtral-8x7b"]],
     "clusters": [
         ["clusters"],
         *(

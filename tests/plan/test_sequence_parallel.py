@@ -15,7 +15,7 @@ from test_bill import RATRAIN, Row, check_close, check_never_below, long, quick
 from test_estimate import gap
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import ring_half
+from ratrain.cost.collectives import ring_all_reduce, ring_half
 from ratrain.describe.backends import BACKENDS, declare_backend
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_job
@@ -159,6 +159,23 @@ def test_every_half_of_a_sum_that_a_job_trains_with_has_its_time(
     inner = inner_sums_s(group.job, kind, boundary, group.layout, link)
     half_s = half.alone_s(link.bandwidth_bytes_per_s)
     assert sum(inner) == pytest.approx(halves * half_s)
+
+
+def test_a_layer_with_experts_waits_for_its_router_too() -> None:
+    """Logits of all experts are gathered, gradients of the chosen ones' weights are summed."""
+    trained = job("qwen3-30b-a3b", "a100-80g-dgx", 8, 32, 1024, backend="torch")
+    group = next(g for g in groups_of(trained) if g.layout.tensor > 1)
+    link, job_of_group = group.placement.tensor_link(0), group.job
+    dense = replace(trained.model, spec=replace(trained.model.spec, experts=None))
+    boundary, tokens = boundary_bytes(job_of_group), job_of_group.batch.micro_batch * 1024
+    waits, without = (
+        inner_sums_s(each, "layer", boundary, group.layout, link)
+        for each in (job_of_group, replace(job_of_group, model=dense))
+    )
+    degree, rate = group.layout.tensor, link.bandwidth_bytes_per_s
+    logits = ring_half(2 * tokens * 128, degree, link).alone_s(rate)
+    choices = ring_all_reduce(4 * tokens * 8, degree, link).alone_s(rate)
+    assert waits == pytest.approx((without[0] + logits, without[1] + choices))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ register()  # ahead of any backward of this process, which starts autograd's thr
 RANKS = 4
 SHORT = Setting(steps=2, sequences=4, timeout_s=30)
 WIDE = (("num_key_value_heads", 4),)
+EXPERTS = (("model_type", "mixtral"), ("num_local_experts", 4), ("output_router_logits", True))
 TIED = (("tie_word_embeddings", True),)
 PAGE = ("average_family", "weight_average")
 """Of docs/how-to/extending.md: a family of states, and a kind of op that keeps them."""
@@ -64,6 +65,8 @@ def _settings() -> Iterator[tuple[str, Setting]]:
     parts = replace(SHORT, name="1f1b", model=WIDE, tensor=2, clip_norm=0.5)
     yield "tensor group", _at(parts, 1, 2)
     yield "sequence parallel", _at(replace(parts, sequence_parallel=True), 2, 1)
+    experts = (*WIDE, *EXPERTS)
+    yield "experts in a tensor group", _at(replace(parts, model=experts), 2, 1)
     yield "tied weights on two ranks", _at(replace(SHORT, model=TIED), 2, 2)
     yield "tied weights on one", _at(replace(SHORT, model=TIED), 1, 2)
     buckets = replace(SHORT, accumulation="sharded", skeleton="1f1b", bucket_bytes=4000)

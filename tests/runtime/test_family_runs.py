@@ -60,7 +60,7 @@ def their_folder(name: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "gpt_neox", "mixtral"])
 def test_a_folder_is_trained_resumed_and_written_as_transformers_loads_it(
     name: str, tmp_path: Path
 ) -> None:

@@ -25,6 +25,13 @@ SIZES: dict[str, Any] = {
 }
 """Words and heads that two ranks can share."""
 GEMMA: dict[str, Any] = {**SIZES, "head_dim": 12}
+EXPERTS: dict[str, Any] = {
+    **SIZES,
+    "head_dim": 12,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
 NO_TOKENS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 LLAMA3 = {
     "rope_type": "llama3",
@@ -82,6 +89,9 @@ THEIRS = {
         },
     ),
     "olmo2": Their("olmo2", SIZES),
+    "mixtral": Their("mixtral", {**SIZES, "num_local_experts": 4, "sliding_window": 9}),
+    "qwen3_moe": Their("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
+    "qwen3_moe as it is": Their("qwen3_moe", {**EXPERTS, "attention_bias": True}),
     "gpt2": Their(
         "gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 64, "n_positions": 64}
     ),
@@ -90,11 +100,11 @@ THEIRS = {
 }
 
 
-def their_model(name: str) -> Any:
-    """A random model in fp32, every parameter far from its initial value. Its attention is eager:
-    others know no soft caps."""
+def their_model(name: str, **keys: Any) -> Any:
+    """A random model in fp32, every parameter far from its initial value; `keys`: of its config,
+    others than usual. Its attention is eager: others know no soft caps."""
     their = THEIRS[name]
-    config = AutoConfig.for_model(their.family, **their.keys, **NO_TOKENS)
+    config = AutoConfig.for_model(their.family, **{**their.keys, **keys}, **NO_TOKENS)
     torch.manual_seed(5)
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():

@@ -5,7 +5,7 @@ apart. What frameworks keep besides is in validate/frameworks.py.
 from __future__ import annotations
 
 from ratrain.cost.blocks import ELEMENT_BYTES
-from ratrain.describe.model import ModelSpec
+from ratrain.describe.model import Experts, ModelSpec
 
 
 def layer_activations(
@@ -20,11 +20,19 @@ def layer_activations(
 
     Norms before attention and a gated MLP, tensor = 1: 2 S b (6h + 2 kv + 3f), where q = h. Tensor
     parallelism divides what is between its two GEMMs; sequence parallelism divides the rest too.
+    Of experts each rank keeps what it would if it had to compute every token's choice, as far as it
+    has so many.
     """
     whole = tensor if sequence_parallel else 1
-    h, q, kv, f = model.hidden, model.query_hidden, model.kv_hidden, model.ffn
-    mlp = {"gate": f, "up": f, "act": f} if model.gated_mlp else {"up": f, "act": f}
-    outside, inside = {"input": h}, {"q": q, "k": kv, "v": kv, "attention_out": q, **mlp}
+    h, q, kv = model.hidden, model.query_hidden, model.kv_hidden
+    outside, inside = {"input": h}, {"q": q, "k": kv, "v": kv, "attention_out": q}
+    routed = dict[str, int]()
+    if model.experts is None:
+        inside |= dict.fromkeys(
+            ("gate", "up", "act") if model.gated_mlp else ("up", "act"), model.ffn
+        )
+    else:
+        routed = _routed(model.ffn, model.experts, tensor)
     if not model.parallel_residual:
         outside["residual"] = h
     if model.norm_places != "after":
@@ -37,7 +45,16 @@ def layer_activations(
     return {
         **{name: element * width // whole for name, width in outside.items()},
         **{name: element * width // tensor for name, width in inside.items()},
+        **{name: element * width for name, width in routed.items()},
     }
+
+
+def _routed(width: int, experts: Experts, tensor: int) -> dict[str, int]:
+    """2-byte elements of a token, where there are experts: fp32 probabilities, 8-byte numbers of
+    those chosen and of their order, and of each of so many what their MLP keeps."""
+    pairs = min(experts.chosen, experts.count // tensor)
+    router = 2 * experts.count + 2 * 4 * experts.chosen
+    return {"router": router, **dict.fromkeys(("gate", "up", "act"), pairs * width)}
 
 
 def layer_activation_bytes(

@@ -39,6 +39,16 @@ class Tensor:
         """Number of elements."""
         return prod(self.shape)
 
+    def used(self, model: ModelSpec) -> float:
+        """Of a matrix, how many a token is multiplied by: of a stack those of the experts that it
+        chooses."""
+        if len(self.shape) < 2:
+            return 0
+        experts = model.experts
+        return self.elements * (
+            experts.chosen / experts.count if experts and len(self.shape) > 2 else 1
+        )
+
 
 @dataclass(frozen=True)
 class Flops:
@@ -76,7 +86,7 @@ class Block:
         """FLOPs of the forward pass over `tokens` tokens in sequences of `sequence`."""
         if self.kind == "embedding":
             return Flops(0, 0)
-        weights = sum(t.elements for t in self.tensors if len(t.shape) == 2)
+        weights = sum(t.used(self.model) for t in self.tensors)
         if self.kind == "head":
             return Flops(2 * tokens * weights, 0)
         full = 4 * tokens * sequence * self.model.query_hidden
@@ -91,7 +101,7 @@ class Block:
         """FLOPs of the backward pass towards the block's weights (Zero Bubble's W)."""
         if self.kind == "embedding":
             return Flops(0, 0)
-        return Flops(2 * tokens * sum(t.elements for t in self.trained if len(t.shape) == 2), 0)
+        return Flops(2 * tokens * sum(t.used(self.model) for t in self.trained), 0)
 
     @property
     def sort(self) -> tuple[object, ...]:
@@ -115,33 +125,43 @@ class Block:
 
         Layer: two norms (read, write: 2h each; four where there are some before and after; those of
         queries and keys alike), two residual sums (two reads, write: 3h each),
-        gated MLP (two reads, write: 3f) or plain activation (read, write: 2f). Biases and rotary
+        gated MLP (two reads, write: 3f) or plain activation (read, write: 2f); where there are
+        experts, of each choice 3f, its row read and written (2h) and added (3h). Biases and rotary
         positions are fused into the GEMMs' and attention's own passes and not counted.
         Embedding: read and write h. Head: norm 2h, and cross-entropy, which reads the fp16
         logits and writes the fp32 probabilities (6 bytes x V).
         """
-        h, f = self.model.hidden, self.model.ffn
+        h = self.model.hidden
         if self.kind == "embedding":
             return ELEMENT_BYTES * tokens * 2 * h
         if self.kind == "head":
             return tokens * (ELEMENT_BYTES * 2 * h + 6 * self.model.vocab)
-        mlp = 3 * f if self.model.gated_mlp else 2 * f
+        mlp = _inside(self.model, 3 if self.model.gated_mlp else 2, rows=5)
         return ELEMENT_BYTES * tokens * (6 * h + 2 * _normalised(self.model) + mlp)
 
     def elementwise_backward_bytes(self, tokens: int) -> int:
         """Bytes of the backward's element-wise passes.
 
         Layer: two norms and two sums of gradients (two reads, write: 3h each), gated MLP (three
-        reads, two writes: 5f) or plain activation (3f). Embedding: read the gradient, read and
-        write the rows (3h). Head: norm 3h, and fp32 probabilities to fp16 gradients (6 V).
+        reads, two writes: 5f) or plain activation (3f); of each choice of experts 5f, four rows
+        read and written (8h: two of the gradient, and of the input twice) and one added (3h).
+        Embedding: read the gradient, read and write the rows (3h). Head: norm 3h, and fp32
+        probabilities to fp16 gradients (6 V).
         """
-        h, f = self.model.hidden, self.model.ffn
+        h = self.model.hidden
         if self.kind == "embedding":
             return ELEMENT_BYTES * tokens * 3 * h
         if self.kind == "head":
             return tokens * (ELEMENT_BYTES * 3 * h + 6 * self.model.vocab)
-        mlp = 5 * f if self.model.gated_mlp else 3 * f
+        mlp = _inside(self.model, 5 if self.model.gated_mlp else 3, rows=11)
         return ELEMENT_BYTES * tokens * (6 * h + 3 * _normalised(self.model) + mlp)
+
+
+def _inside(model: ModelSpec, passes: int, *, rows: int) -> int:
+    """Elements of a token that an MLP's passes move; `rows`: of h, of each choice of experts."""
+    if model.experts is None:
+        return passes * model.ffn
+    return model.experts.chosen * (passes * model.ffn + rows * model.hidden)
 
 
 def _normalised(model: ModelSpec) -> int:

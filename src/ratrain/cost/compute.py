@@ -112,13 +112,13 @@ def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> Blo
     wider = precision_of(dtype).element_bytes / ELEMENT_BYTES
 
     def seconds(
-        flops: Flops, passes_bytes: float, launches: int, operator: Operator = "attention"
+        flops: Flops, passes_bytes: float, launches: float, operator: Operator = "attention"
     ) -> float:
         products_s = flops.gemm / gemm + flops.attention / device.flops_rate(dtype, operator)
         passes_s = passes_bytes * wider / device.elementwise_bytes_per_s
         return (products_s + passes_s) / tensor + launches * device.launch_s
 
-    launches = LAUNCHES[block.kind]
+    launches = _launches(block, tensor)
     forward = block.forward_flops(tokens, sequence)
     backward = block.input_gradient_flops(tokens, sequence)
     if shape.execution.recompute_attention:  # the product of queries and keys again
@@ -132,6 +132,15 @@ def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> Blo
         weight_s,
         split_s=SPLIT_SHARE * (input_s + weight_s) + device.launch_s,
     )
+
+
+def _launches(block: Block, tensor: int) -> tuple[float, float, float]:
+    """The kernels of a block; of each expert that a rank has some more: rows gathered, its
+    products, its activation, rows added."""
+    forward, inputs, weights = LAUNCHES[block.kind]
+    experts = block.model.experts if block.kind == "layer" else None
+    here = experts.count / tensor if experts else 0
+    return forward + 8 * here, inputs + 11 * here, weights + 6 * here
 
 
 def case_of_block(

@@ -27,6 +27,7 @@ from ratrain.cost import attention
 from ratrain.cost.blocks import ELEMENT_BYTES, Block
 from ratrain.cost.gemm import Product, product_s
 from ratrain.describe.device import DeviceKind, KernelModel
+from ratrain.describe.model import ModelSpec
 
 LAYER_KERNELS = (22, 38)
 """Kernels of a layer, forward and backward. Forward: 4 products, 2 of attention, 2 norms,
@@ -121,14 +122,16 @@ def _busy_s(work: _Work, device: DeviceKind, kernels: KernelModel, dtype: str) -
 
 def _layer(block: Block, kernels: KernelModel, shape: Shape) -> tuple[_Work, _Work, _Work]:
     model, tokens, t = block.model, shape.tokens, shape.tensor
-    h, q, f = model.hidden, model.query_hidden / t, model.ffn / t
+    h, q = model.hidden, model.query_hidden / t
     qkv, gates = q + 2 * model.kv_hidden / t, 2 if model.gated_mlp else 1
-    linear = ((qkv, h), (h, q), (gates * f, h), (h, f))  # (out, in) of each weight
+    # (tokens, out, in, how many) of each weight
+    linear = ((tokens, qkv, h, 1.0), (tokens, h, q, 1.0), *_inside(model, tokens, gates, t))
+    f = model.ffn / t * (model.experts.chosen if model.experts else 1)
     heads = model.heads / t
     scores = attention.score_elements(shape.micro_batch, heads, shape.sequence)
     sized = shape.micro_batch, heads, model.head_dim, shape.sequence
     outside = h / shape.outside
-    ahead = tuple(Product(tokens, out, into) for out, into in linear)
+    ahead = tuple(Product(rows, out, into, n) for rows, out, into, n in linear)
     first, again = attention.forward_products(*sized), attention.backward_products(*sized)
     stored = kernels.attention == "stored"
     if not stored:
@@ -143,14 +146,35 @@ def _layer(block: Block, kernels: KernelModel, shape: Shape) -> tuple[_Work, _Wo
         again += first
         backward_bytes += attention.FORWARD_SCORE_BYTES * scores if stored else 0
     ahead_count, back_count = LAYER_KERNELS
+    if model.experts:  # what an expert begins by itself: gathers, products, sums
+        moved = model.experts.chosen / t * h
+        forward_bytes += _bytes(tokens, 5 * moved)
+        backward_bytes += _bytes(tokens, 11 * moved)
+        ahead_count += 8 * model.experts.count // t
+        back_count += 14 * model.experts.count // t
     return (
         _Work(ahead + first, forward_bytes, ahead_count),
         _Work(
-            tuple(Product(tokens, into, out) for out, into in linear) + again,
+            tuple(Product(rows, into, out, n) for rows, out, into, n in linear) + again,
             backward_bytes,
             back_count - len(linear),
         ),
-        _Work(tuple(Product(out, into, tokens) for out, into in linear), 0, len(linear)),
+        _Work(tuple(Product(out, into, rows, n) for rows, out, into, n in linear), 0, len(linear)),
+    )
+
+
+def _inside(
+    model: ModelSpec, tokens: float, gates: int, tensor: int
+) -> tuple[tuple[float, float, float, float], ...]:
+    """An MLP's products. Experts are taken to be chosen equally often."""
+    h, f, experts = model.hidden, model.ffn, model.experts
+    if experts is None:
+        return (tokens, gates * f / tensor, h, 1.0), (tokens, h, f / tensor, 1.0)
+    rows, count = tokens * experts.chosen / experts.count, experts.count / tensor
+    return (
+        (tokens, count, h, 1.0),  # the router
+        (rows, gates * f, h, count),
+        (rows, h, f, count),
     )
 
 

@@ -73,7 +73,8 @@ def compute_scratch_bytes(
     """The largest moment of a unit's forward or backward, on one of `tensor` ranks, where a
     gradient's element has `gradient_bytes` (left out: as any).
 
-    layer: the gradients of gate, up and their product (3 S b f); head: the logits' gradient in
+    layer: the gradients of gate, up and their product (3 S b f), of experts those of one, whose
+    tokens may be all, beside the input's gradient; head: the logits' gradient in
     fp32 (4 S b V) beside their own place. In a tensor group there are two more tensors of width h:
     a sum in the middle of a layer and what it is made from. Where the group divides sequences
     there are three in a layer and in a head, gathered for products: the gradient of the output or
@@ -88,6 +89,8 @@ def compute_scratch_bytes(
         piece = min(PIECES[runs_on].product, rows * model.hidden) * 4 if wider else 0
         return piece + 2 * gathered + _looked_up_bytes(model, sequence, rows, element_bytes)
     widest = model.ffn if kind == "layer" else model.vocab
+    if kind == "layer" and model.experts:
+        widest *= tensor  # experts are not cut
     product = -(-max(widest, model.query_hidden) // tensor) * model.hidden
     piece = 2 * min(PIECES[runs_on].product, product) * element_bytes if wider else 0
     if kind == "head":
@@ -95,7 +98,8 @@ def compute_scratch_bytes(
         capped = 2 * 4 * chunk if model.logit_softcap else 0
         return rows * model.vocab * 4 // tensor + 3 * gathered + piece + capped
     sums = 0 if tensor == 1 else 3 * gathered or 2 * rows * model.hidden * element_bytes
-    widths = max(3 * model.ffn // tensor * element_bytes, _attention_bytes(model, element_bytes))
+    inside = _inside_bytes(model, element_bytes, tensor)
+    widths = max(inside, _attention_bytes(model, element_bytes))
     between = 2 * model.hidden * element_bytes if model.parallel_residual else 0
     capped = _capped_bytes(model, sequence, element_bytes, tensor)
     return rows * (widths + between) + capped + sums + piece
@@ -105,6 +109,17 @@ def _looked_up_bytes(model: ModelSpec, sequence: int, rows: int, element_bytes: 
     """Beside an embedding's gradient: the same scaled; of learned positions, in fp32."""
     scaled = rows * model.hidden * element_bytes if model.scaled_embedding else 0
     return scaled + (4 * sequence * model.hidden if model.position == "learned" else 0)
+
+
+def _inside_bytes(model: ModelSpec, element_bytes: int, tensor: int) -> int:
+    """Of one token, in the backward of a layer's MLP. Of an expert its three gradients, or two rows
+    of them gathered, beside the gradient of all rows; of the choices tokens, weights and their
+    gradients; of the router two gradients in fp32."""
+    experts = model.experts
+    if experts is None:
+        return 3 * model.ffn // tensor * element_bytes
+    widths = model.hidden + max(3 * model.ffn, model.ffn + model.hidden, 2 * model.hidden)
+    return widths * element_bytes + 4 * 4 * experts.chosen + 2 * 4 * experts.count
 
 
 def _attention_bytes(model: ModelSpec, element_bytes: int) -> int:

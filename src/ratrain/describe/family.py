@@ -7,7 +7,7 @@ family of known pieces is one file in `families/` and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ratrain.describe.model import ModelSpec
@@ -25,6 +25,18 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class Numbered:
+    """Of a stack of matrices a tensor each: the first "{}" is the layer's number, the second the
+    matrix' own."""
+
+    tensor: str
+
+
+Named = str | Packed | Numbered
+"""Where files hold a module; the name of a whole stack has no ".weight" behind it."""
+
+
+@dataclass(frozen=True)
 class Family:
     """A family of Hugging Face models.
 
@@ -39,5 +51,6 @@ class Family:
     says: str  # which models belong to it
     read: Callable[[Mapping[str, Any], Place], dict[str, Any]]
     write: Callable[[ModelSpec], dict[str, Any]]
-    tensors: Mapping[str, str | Packed]
+    tensors: Mapping[str, Named]
     transposed: frozenset[str] = frozenset()  # modules whose files hold (inputs, outputs)
+    also: Mapping[str, Named] = field(default_factory=dict[str, Named])  # in files of other makers

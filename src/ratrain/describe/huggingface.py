@@ -21,10 +21,12 @@ from ratrain.describe.families import (
     gpt_neox,
     llama,
     mistral,
+    mixtral,
     olmo2,
     phi3,
     qwen2,
     qwen3,
+    qwen3_moe,
 )
 from ratrain.describe.family import Family
 from ratrain.describe.model import ModelSpec
@@ -39,14 +41,12 @@ FAMILIES: Registry[Family] = Registry("family of models")
 """By their model_type, in the order in which they are tried for a model that names none."""
 for _module in (
     *(llama, qwen2, mistral, qwen3, phi3, gemma, gemma2, gemma3, olmo2, gpt2, gpt_neox),
-    baichuan,
+    *(baichuan, mixtral, qwen3_moe),
 ):
     FAMILIES.declare(_module.FAMILY.name, _module.FAMILY)
 
 _HINTS = {
     "gemma3": "a model with pictures; its text part alone has the model_type gemma3_text",
-    "mixtral": "mixtures of experts are not trained yet",
-    "qwen3_moe": "mixtures of experts are not trained yet",
 }
 """What to say of well-known families that are not there."""
 

@@ -213,11 +213,15 @@ class JobSpec:
     kind: str | None = None
 
     def __post_init__(self) -> None:
-        """The model is trained as [train] says."""
-        spec = self.model.spec
-        if spec.tuning != self.train.tuning:
-            chosen = replace(self.model, spec=replace(spec, tuning=self.train.tuning))
-            object.__setattr__(self, "model", chosen)
+        """The model is trained as [train] says. What its router chooses is not known before, so
+        nothing of experts is recorded."""
+        spec, train = self.model.spec, self.train
+        balance = spec.balance_loss if train.balance_loss is None else train.balance_loss
+        trained = replace(spec, tuning=train.tuning, balance_loss=balance)
+        if trained != spec:
+            object.__setattr__(self, "model", replace(self.model, spec=trained))
+        if spec.experts and train.graphs:
+            object.__setattr__(self, "train", replace(train, graphs=False))
 
     @cached_property
     def dtypes(self) -> FrozenMap[str]:

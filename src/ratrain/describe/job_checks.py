@@ -84,6 +84,12 @@ def _check_positions(place: Place, chosen: ModelChoice) -> None:
 
 def _check_tuning(place: Place, chosen: ModelChoice, train: TrainSpec) -> None:
     check_tuning(replace(chosen.spec, tuning=train.tuning), place.at("train"))
+    if train.balance_loss and chosen.spec.experts is None:
+        raise SpecError(
+            f"{chosen.spec.name} has no experts whose balance could be trained for",
+            place=str(place.at("train", "balance_loss")),
+            fix="leave balance_loss out",
+        )
 
 
 def _check_dtype(place: Place, schedule: ScheduleSpec) -> None:

@@ -31,13 +31,18 @@ class BlockShape:
     head_dim: WidthOrNone = 0  # left out: hidden / heads
     gated_mlp: bool = True  # of a layer
     vocab: WidthOrNone = 0  # of an embedding or a head
+    experts: HeadsOrNone = 0  # of a layer that has some
+    chosen: HeadsOrNone = 0  # of them, for each token
 
     def __str__(self) -> str:
         if self.vocab:
             return f"hidden {self.hidden}, vocabulary {self.vocab}"
         kind = "" if self.gated_mlp else "plain "
         grouped = f" ({self.kv_heads} kv)" if self.kv_heads not in (0, self.heads) else ""
-        return f"hidden {self.hidden}, {kind}MLP {self.ffn}, {self.heads} heads{grouped}"
+        mlp = f"{kind}MLP {self.ffn}"
+        if self.experts:
+            mlp = f"{self.chosen} of {self.experts} experts of {self.ffn}"
+        return f"hidden {self.hidden}, {mlp}, {self.heads} heads{grouped}"
 
     @property
     def whole(self) -> BlockShape:
@@ -158,6 +163,8 @@ def shape_of(model: ModelSpec, block: BlockName) -> BlockShape:
     """The shape of a model's layer, embedding or head."""
     if block != "layer":
         return BlockShape(model.hidden, vocab=model.vocab)
-    return BlockShape(
+    shape = BlockShape(
         model.hidden, model.ffn, model.heads, model.kv_heads, model.head_dim, model.gated_mlp
     )
+    experts = model.experts
+    return replace(shape, experts=experts.count, chosen=experts.chosen) if experts else shape

@@ -7,7 +7,16 @@ from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from typing import Annotated, Any, Literal
 
-from ratrain.describe.amounts import Fraction, Heads, Layers, Name, Positions, WideWidth, Width
+from ratrain.describe.amounts import (
+    Count,
+    Fraction,
+    Heads,
+    Layers,
+    Name,
+    Positions,
+    WideWidth,
+    Width,
+)
 from ratrain.describe.strict import Rule
 from ratrain.describe.tuning import Tuning
 from ratrain.errors import SpecError
@@ -33,6 +42,24 @@ class RopeScaling:
     attention_factor: Positive = 1.0  # yarn, longrope: queries and keys are multiplied by it
     short_factors: tuple[Positive, ...] = ()  # longrope: sequences up to original_positions
     long_factors: tuple[Positive, ...] = ()  # longrope: longer ones
+
+
+@dataclass(frozen=True)
+class Experts:
+    """MLPs in place of one, of which a router chooses some for each token (arXiv 1701.06538). Each
+    is as wide as the model's `ffn` says."""
+
+    count: Count  # of each layer
+    chosen: Count  # for each token
+    normalised: bool = True  # the router's weights of those that are chosen add up to one
+
+    def __post_init__(self) -> None:
+        if self.chosen > self.count:
+            raise SpecError(
+                f"a token cannot have {self.chosen} of {self.count} experts",
+                place="experts",
+                fix=f"use {self.count} or fewer",
+            )
 
 
 @dataclass(frozen=True)
@@ -74,6 +101,8 @@ class ModelSpec:
     attention_softcap: Positive | None = None  # Gemma2: c tanh(score / c)
     logit_softcap: Positive | None = None
     scaled_embedding: bool = False  # Gemma: times sqrt(hidden)
+    experts: Experts | None = None  # Mixtral, Qwen3-MoE: of each layer, in place of an MLP
+    balance_loss: Annotated[float, Rule(low=0, high=100)] = 0.0  # weight of the experts' balance
     tuning: Tuning | None = None  # what a job trains of it; None: everything
 
     def __post_init__(self) -> None:
@@ -99,6 +128,12 @@ class ModelSpec:
         return None if layer in self.global_layers else self.window
 
     @property
+    def divided(self) -> dict[str, int]:
+        """What a tensor group that divides everything must be able to share evenly, by name."""
+        inside = {"experts": self.experts.count} if self.experts else {"ffn": self.ffn}
+        return {"heads": self.heads, "kv_heads": self.kv_heads, **inside, "vocab": self.vocab}
+
+    @property
     def query_hidden(self) -> int:
         """Width of the queries, and of the attention output, of one token."""
         return self.heads * self.head_dim
@@ -108,7 +143,7 @@ ADDED = frozenset(
     (
         *("rope_scaling", "rotary_share", "norm_places", "norm_plus_one", "qk_norm", "window"),
         *("global_layers", "local_rope_theta", "attention_scale", "attention_softcap"),
-        *("logit_softcap", "scaled_embedding", "tuning"),
+        *("logit_softcap", "scaled_embedding", "experts", "balance_loss", "tuning"),
     )
 )
 """Fields that earlier versions did not have."""

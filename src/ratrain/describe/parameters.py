@@ -5,9 +5,12 @@ Matrices are (outputs, inputs). Formulas count these, and training allocates the
 
 from __future__ import annotations
 
-from ratrain.describe.model import ModelSpec
+from ratrain.describe.model import Experts, ModelSpec
 
 Shapes = list[tuple[str, tuple[int, ...]]]
+ROUTER = "mlp.router"
+EXPERTS = ("experts.gate", "experts.up", "experts.down")
+"""Each one a stack of matrices, (experts, outputs, inputs)."""
 
 
 def embedding_parameters(model: ModelSpec) -> Shapes:
@@ -25,9 +28,8 @@ def head_parameters(model: ModelSpec) -> Shapes:
 
 def layer_parameters(model: ModelSpec) -> Shapes:
     """Those of each layer."""
-    h, q, kv, f = model.hidden, model.query_hidden, model.kv_hidden, model.ffn
+    h, q, kv = model.hidden, model.query_hidden, model.kv_hidden
     before, after = model.norm_places != "after", model.norm_places != "before"
-    gate = _linear("mlp.gate", f, h, model.mlp_bias) if model.gated_mlp else []
     return [
         *(_norm("norm1", model) if before else []),
         *_linear("attention.q", q, h, model.qkv_bias),
@@ -37,11 +39,26 @@ def layer_parameters(model: ModelSpec) -> Shapes:
         *_linear("attention.output", h, q, model.output_bias),
         *(_norm("attention.norm", model) if after else []),
         *(_norm("norm2", model) if before else []),
-        *gate,
-        *_linear("mlp.up", f, h, model.mlp_bias),
-        *_linear("mlp.down", h, f, model.mlp_bias),
+        *(
+            _mlp(model)
+            if model.experts is None
+            else _experts(model.hidden, model.ffn, model.experts)
+        ),
         *(_norm("mlp.norm", model) if after else []),
     ]
+
+
+def _mlp(model: ModelSpec) -> Shapes:
+    h, f, bias = model.hidden, model.ffn, model.mlp_bias
+    gate = _linear("mlp.gate", f, h, bias) if model.gated_mlp else []
+    return [*gate, *_linear("mlp.up", f, h, bias), *_linear("mlp.down", h, f, bias)]
+
+
+def _experts(h: int, f: int, experts: Experts) -> Shapes:
+    count = experts.count
+    shapes = ((count, f, h), (count, f, h), (count, h, f))
+    stacks = [(f"{name}.weight", shape) for name, shape in zip(EXPERTS, shapes, strict=True)]
+    return [(f"{ROUTER}.weight", (count, h)), *stacks]
 
 
 def _qk_norms(model: ModelSpec) -> Shapes:

@@ -182,6 +182,7 @@ def _train(s: Starter) -> _Table:
             _Line("seed", 0, "for initial weights and sample order"),
             _Line("weights", weights, "a Hugging Face folder to start from", bool(s.weights)),
             _Line("lora", {}, "train adapters alone: { rank = 8, alpha = 16, targets = [] }"),
+            _Line("balance_loss", 0.0, "of experts, in the loss; default: as the model says"),
             _Line("freeze", [], 'names or patterns: ["embed_tokens", "layers.3"]'),
             _Line("train_only", [], 'the same, of what alone is trained: ["*norm"]'),
             _Line("validate_every", 0, "steps between validations; needs [data] validation"),

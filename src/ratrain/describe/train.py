@@ -73,6 +73,8 @@ class TrainSpec:
     # "embed_tokens", "layers.3", "*norm"
     freeze: tuple[Name, ...] = ()
     train_only: tuple[Name, ...] = ()  # the only ones that are updated, in the same way
+    # weight of the experts' balance in the loss; left out: as the model's config.json says
+    balance_loss: NotNegative | None = None
     lora: LoraSpec | None = None  # adapters are trained, the model's own weights are not
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s

@@ -12,10 +12,12 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import NamedTuple
 
-from ratrain.describe.family import Packed
+from ratrain.describe.family import Numbered, Packed
 from ratrain.describe.huggingface import require_family
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.parameters import (
+    EXPERTS,
+    ROUTER,
     Shapes,
     embedding_parameters,
     head_parameters,
@@ -72,13 +74,18 @@ def adapters(model: ModelSpec, unit: str) -> tuple[Adapter, ...]:
     made: list[Adapter] = []
     for name, shape in layer_parameters(model):
         module, _, kind = name.rpartition(".")
-        if kind != "weight" or len(shape) < 2:
+        if kind != "weight" or not _may_adapt(module, shape):
             continue
         theirs = family.tensors[module]
         first = theirs.of[0] if isinstance(theirs, Packed) else module
         if not lora.targets or _named(lora.targets, [_module_name(model, unit, module)]):
             made.append(Adapter(module, f"{first}.{LORA_A}", f"{module}.{LORA_B}"))
     return tuple(made)
+
+
+def _may_adapt(module: str, shape: tuple[int, ...]) -> bool:
+    """Whether a matrix of a layer may have an adapter: experts and their router have none."""
+    return len(shape) == 2 and module != ROUTER
 
 
 def is_adapter(parameter: str) -> bool:
@@ -88,13 +95,17 @@ def is_adapter(parameter: str) -> bool:
 
 def names_in_files(model: ModelSpec, unit: str, parameter: str) -> list[str]:
     """What Hugging Face's files call the tensor that holds a parameter; a tied matrix has the names
-    of both of its ends."""
+    of both of its ends, a stack those of all its matrices."""
     if model.tied_embeddings and parameter in _TIED:
         tensors = require_family(model).tensors
         return [f"{tensors[module]}.weight" for module in _TIED]
     module, _, kind = parameter.rpartition(".")
     if kind not in ("weight", "bias"):
         module, kind = parameter, "weight"
+    theirs = require_family(model).tensors[module]
+    if isinstance(theirs, Numbered):
+        assert model.experts is not None
+        return [f"{theirs.tensor.format(unit, n)}.{kind}" for n in range(model.experts.count)]
     return [f"{_module_name(model, unit, module)}.{kind}"]
 
 
@@ -127,6 +138,7 @@ def check_tuning(model: ModelSpec, place: Place) -> None:
                 place=str(place.at(given[0])),
                 fix=nearest(pattern, _parts(names)),
             )
+        _check_whole_stacks(model, pattern, str(place.at(given[0])))
     if not any(each.trained for unit in _units(model) for each in unit_parameters(model, unit)):
         raise SpecError(
             "every parameter is frozen: nothing is left to train",
@@ -135,14 +147,44 @@ def check_tuning(model: ModelSpec, place: Place) -> None:
         )
 
 
+def _check_whole_stacks(model: ModelSpec, pattern: str, place: str) -> None:
+    """Experts of a layer are one parameter: all of them are trained, or none."""
+    if model.experts is None:
+        return
+    for unit in map(str, range(model.layers)):
+        for module in EXPERTS:
+            names = names_in_files(model, unit, f"{module}.weight")
+            meant = sum(_named((pattern,), [name]) for name in names)
+            if 0 < meant < len(names):
+                raise SpecError(
+                    f'"{pattern}" names {meant} of the {len(names)} experts of a layer, '
+                    "which are trained together",
+                    place=place,
+                    fix='name all of them: "experts"',
+                )
+
+
 def _check_targets(model: ModelSpec, lora: LoraSpec, place: Place) -> None:
     modules = {
         _module_name(model, str(layer), name.removesuffix(".weight"))
         for layer in range(model.layers)
         for name, shape in layer_parameters(model)
-        if len(shape) > 1
+        if _may_adapt(name.removesuffix(".weight"), shape)
     }
+    without = [
+        name
+        for parameter, shape in layer_parameters(model)
+        if len(shape) > 1 and not _may_adapt(parameter.removesuffix(".weight"), shape)
+        for name in names_in_files(model, "0", parameter)
+    ]
     for pattern in lora.targets:
+        if not _named((pattern,), modules) and _named((pattern,), without):
+            raise SpecError(
+                f'"{pattern}" names experts or their router, which have no adapters',
+                place=str(place.at("lora", "targets")),
+                fix="adapt attention's matrices: leave targets out, or name q_proj, k_proj, v_proj "
+                "or o_proj",
+            )
         if not _named((pattern,), modules):
             raise SpecError(
                 f'no matrix of a layer of {model.name} is named by "{pattern}"',
@@ -194,6 +236,7 @@ def _adapter_parameters(
 
 def _module_name(model: ModelSpec, unit: str, module: str) -> str:
     theirs = require_family(model).tensors[module]
+    assert not isinstance(theirs, Numbered)
     return (theirs.tensor if isinstance(theirs, Packed) else theirs).format(unit)
 
 

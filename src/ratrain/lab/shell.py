@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ratrain.lab.place import Place, enter, place_from_env, place_to_env
+from ratrain.readers.json import read_json_table
 
 UNREACHABLE = 255
 """The exit status of ssh where there is no connection."""
@@ -33,7 +34,8 @@ def down_mark(hosts: Path, name: str) -> Path:
 
 def main(hosts: Path, address: str, words: list[str]) -> None:
     """Becomes a shell on the host, which runs the words; never returns where that works."""
-    name, where = json.loads(hosts.read_text())[address]
+    table, _ = read_json_table(hosts)
+    name, where = table[address]
     if down_mark(hosts, name).exists():
         sys.exit(UNREACHABLE)
     place = place_from_env(where)

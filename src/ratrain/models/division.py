@@ -2,7 +2,8 @@
 
 Matrices that widen (queries, keys, values, gate, up) and those with a row a word (embedding,
 logits) are cut by rows; those that narrow again (attention output, down) by columns. Norms, and
-biases that are added behind a sum, are whole on every rank.
+biases that are added behind a sum, are whole on every rank. Of experts, and of the router that has
+a row for each, every rank has as many.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.parameters import EXPERTS, ROUTER
 from ratrain.describe.trained import LORA_A, NARROWING
 from ratrain.errors import SpecError
 
 ROWS, COLUMNS = 0, 1
-_BY_ROWS = ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
+_BY_ROWS = (
+    *("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up"),
+    *(ROUTER, *EXPERTS),
+)
 _BY_COLUMNS = tuple(f"{module}.weight" for module in NARROWING)
 _BY_WORDS = ("embedding.tokens", "head.logits")
 
@@ -55,12 +60,7 @@ def check_divides(spec: ModelSpec, degree: int, place: str = "[layout] tensor") 
             place=place,
             fix="use tensor = 1",
         )
-    counts = {
-        "heads": spec.heads,
-        "kv_heads": spec.kv_heads,
-        "ffn": spec.ffn,
-        "vocab": spec.vocab,
-    }
+    counts = spec.divided
     for name, count in counts.items():
         if count % degree:
             fits = [d for d in range(1, degree) if not any(c % d for c in counts.values())]

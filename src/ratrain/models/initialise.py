@@ -14,7 +14,7 @@ from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD
 
 DEVIATION = 0.02  # of matrices, as in LLaMA and GPT-2
-ONTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight")
+ONTO_RESIDUAL = ("attention.output.weight", "mlp.down.weight", "experts.down.weight")
 
 
 def initial_parameter(

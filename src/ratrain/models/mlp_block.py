@@ -1,12 +1,14 @@
 """x + mlp(norm(x)): the second half of a layer as one function. The MLP is down(f(gate) up), or
-down(f(up)); families put norms before it, behind it, or both.
+down(f(up)), or several of which each token has some (`experts`); families put norms before it,
+behind it, or both.
 
-Kept for backward: x, norm out, gate, up, their product, what a norm behind the MLP reads, and a
-number or two a token.
+Kept for backward: x, norm out, what is inside, what a norm behind the MLP reads, and a number or
+two a token.
 
-In a tensor group each rank has some of the f columns. The output is this rank's part of a sum that
-is left to the caller; the gradient of x is complete: it is summed here. Where the group divides
-rows, x and its gradient are this rank's own, and so is what the gradient of the output says.
+In a tensor group each rank has some of the f columns, or of the experts. The output is this rank's
+part of a sum that is left to the caller; the gradient of x is complete: it is summed here. Where
+the group divides rows, x and its gradient are this rank's own, and so is what the gradient of the
+output says.
 
 Where attention and MLP read the same input (GPT-NeoX), x is the layer's, the output is added `onto`
 attention's, and the gradient of x is left to the caller too, as a part.
@@ -15,12 +17,13 @@ attention's, and the gradient of x is left to the caller too, as a part.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.autograd import Function
 
 from ratrain.describe.model import ModelSpec
+from ratrain.models.experts import Balance, sparse_mlp
 from ratrain.models.functions.activation import activated, activation_gradients_
 from ratrain.models.functions.linear import (
     input_gradient,
@@ -37,27 +40,97 @@ from ratrain.models.tensor_group import TensorGroup, divides_rows, dividing
 from ratrain.models.weights import Weights
 
 
+class Inside(Protocol):
+    """What stands between a block's norms, of rows that are `inputs`."""
+
+    def balance(self, targets: Tensor, loss_weight: float, /) -> Balance | None:
+        """What else it is trained for, of a micro-batch whose losses are times `loss_weight`."""
+        ...
+
+    def forward(
+        self, weights: Weights, inputs: Rows, residual: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """(this rank's part of residual + output, or without a residual the complete output, of the
+        rows that are to be here; what backward needs)."""
+        ...
+
+    def backward(
+        self,
+        weights: Weights,
+        grad: Rows,
+        inputs: Rows,
+        kept: tuple[Any, ...],
+        balance: Balance | None,
+        /,
+    ) -> Tensor:
+        """This rank's part of the gradient of all rows; the weights' are added."""
+        ...
+
+
 @dataclass(frozen=True)
-class MlpPlan:
-    """What the block needs to know."""
+class DenseMlp:
+    """One MLP: kept are gate, up and their product."""
 
     activation: str
     gated: bool
-    before: Norm | None
-    after: Norm | None
     group: TensorGroup | None = None
 
     @property
     def widening(self) -> tuple[str, ...]:
-        """The matrices that read the norm's output."""
+        """The matrices that read the rows."""
         return ("mlp.gate", "mlp.up") if self.gated else ("mlp.up",)
+
+    def balance(self, _targets: Tensor, _loss_weight: float) -> None:
+        return None
+
+    def forward(
+        self, weights: Weights, inputs: Rows, residual: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        *gates, up = linears(weights, self.widening, inputs.all())
+        gate = gates[0] if gates else None
+        inputs.let_go()
+        act = activated(self.activation, up, gate)
+        if residual is None:
+            output = linear_summed(weights, "mlp.down", act, self.group)
+        else:
+            part = linear_onto(weights, "mlp.down", act, residual, self.group)
+            output = by_rank(part, self.group)
+        return output, (gate, up, act)
+
+    def backward(
+        self,
+        weights: Weights,
+        grad: Rows,
+        inputs: Rows,
+        kept: tuple[Any, ...],
+        _balance: Balance | None,
+    ) -> Tensor:
+        gate, up, act = kept
+        weight_gradient(weights, "mlp.down", grad, Rows(act), self.group)
+        d_act = input_gradient(weights, "mlp.down", grad.all())
+        activation_gradients_(self.activation, d_act, up, gate)
+        del d_act
+        grad.let_go()
+        made = [up] if gate is None else [gate, up]
+        weight_gradients(weights, self.widening, made, inputs, self.group)
+        return input_gradients(weights, self.widening, made)
+
+
+@dataclass(frozen=True)
+class MlpPlan:
+    """What the block needs to know."""
+
+    inside: Inside
+    before: Norm | None
+    after: Norm | None
+    group: TensorGroup | None = None
 
 
 def mlp_plan(spec: ModelSpec, group: TensorGroup | None) -> MlpPlan:
     """The plan of a model's layers."""
+    dense = DenseMlp(spec.activation, spec.gated_mlp, group)
     return MlpPlan(
-        activation=spec.activation,
-        gated=spec.gated_mlp,
+        inside=dense if spec.experts is None else sparse_mlp(spec, group),
         before=None if spec.norm_places == "after" else norm_of(spec, "norm2"),
         after=None if spec.norm_places == "before" else norm_of(spec, "mlp.norm"),
         group=group,
@@ -65,39 +138,40 @@ def mlp_plan(spec: ModelSpec, group: TensorGroup | None) -> MlpPlan:
 
 
 class MlpBlock(Function):
-    """apply(x [b, S, h], onto, weights, plan) -> [b, S, h]; where the group divides rows, of this
-    rank's own x [rows, h] its part of all, [t, rows, h]. `onto`: None, or what the output is added
-    to in place of x, which is then as `spread` makes it. Backward may run once: it writes its
-    gradients over what was kept."""
+    """apply(x [b, S, h], onto, weights, plan, balance) -> [b, S, h]; where the group divides rows,
+    of this rank's own x [rows, h] its part of all, [t, rows, h]. `onto`: None, or what the output
+    is added to in place of x, which is then as `spread` makes it. Backward may run once: it writes
+    its gradients over what was kept."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, onto: Tensor | None, weights: Weights, plan: MlpPlan
+        ctx: Any,
+        x: Tensor,
+        onto: Tensor | None,
+        weights: Weights,
+        plan: MlpPlan,
+        balance: Balance | None = None,
     ) -> Tensor:
         group = plan.group
         flat = x.flatten(0, -2) if onto is None else own_rows(x, group)
         normed, rstd = (flat, None) if plan.before is None else plan.before.forward(weights, flat)
         inputs = Rows(normed, group)
-        *gates, up = linears(weights, plan.widening, inputs.all())
-        gate = gates[0] if gates else None
-        inputs.let_go()
-        act = activated(plan.activation, up, gate)
         residual = flat if onto is None else onto.flatten(0, -2)
         result, after = None, None
         if plan.after is None:
-            output = by_rank(linear_onto(weights, "mlp.down", act, residual, group), group)
+            output, kept = plan.inside.forward(weights, inputs, residual)
         else:
-            result = linear_summed(weights, "mlp.down", act, group)
+            result, kept = plan.inside.forward(weights, inputs, None)
             whole, after = plan.after.forward(weights, result)
             output = part_of(whole.add_(residual), group)
-        ctx.save_for_backward(x, normed, rstd, gate, up, act, result, after)
-        ctx.weights, ctx.plan = weights, plan
+        ctx.save_for_backward(x, normed, rstd, result, after, *kept)
+        ctx.weights, ctx.plan, ctx.balance = weights, plan, balance
         ctx.onto_shape = None if onto is None else onto.shape
         return output if divides_rows(group) else output.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        x, normed, rstd, gate, up, act, result, after = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        x, normed, rstd, result, after, *kept = ctx.saved_tensors
         weights: Weights = ctx.weights
         plan: MlpPlan = ctx.plan
         group = plan.group
@@ -107,21 +181,15 @@ class MlpBlock(Function):
             own = plan.after.backward(weights, own, result, after, None, dividing(group))
         grad = Rows(own, group)
         inputs = Rows(normed.detach(), group)  # without a norm it is the input of the graph
-        weight_gradient(weights, "mlp.down", grad, Rows(act), group)
-        d_act = input_gradient(weights, "mlp.down", grad.all())
-        activation_gradients_(plan.activation, d_act, up, gate)
-        del d_act
+        d_normed = plan.inside.backward(weights, grad, inputs, tuple(kept), ctx.balance)
         grad.let_go()
-        made = [up] if gate is None else [gate, up]
-        weight_gradients(weights, plan.widening, made, inputs, group)
-        d_normed = input_gradients(weights, plan.widening, made)
-        if ctx.onto_shape is None:
-            inputs.let_go()
-            dx = _own_gradient(weights, plan, d_normed, x, rstd, residual)
-            return dx.view(x.shape), None, None, None
         inputs.let_go()
+        del kept
+        if ctx.onto_shape is None:
+            dx = _own_gradient(weights, plan, d_normed, x, rstd, residual)
+            return dx.view(x.shape), None, None, None, None
         dx = _part_gradient(weights, plan, d_normed, own_rows(x, group), rstd)
-        return dx.view(x.shape), residual.view(ctx.onto_shape), None, None
+        return dx.view(x.shape), residual.view(ctx.onto_shape), None, None, None
 
 
 def _own_gradient(

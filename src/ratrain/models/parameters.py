@@ -39,6 +39,11 @@ class Parameter:
         return prod(self.shape)
 
     @property
+    def rows(self) -> int:
+        """Of a vector its elements; of a stack those of all its matrices."""
+        return prod(self.shape[:-1]) if len(self.shape) > 1 else self.elements
+
+    @property
     def end(self) -> int:
         return self.offset + self.elements
 

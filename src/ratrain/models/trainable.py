@@ -31,7 +31,19 @@ def trains(model: ModelSpec) -> str | None:
         reasons.append("layer norm of queries and keys, or by 1 + its weight")
     if model.parallel_residual and model.norm_places != "before":
         reasons.append("parallel_residual with norms behind attention")
+    if model.experts is not None:
+        reasons += _experts(model)
     return ", ".join(reasons) or None
+
+
+def _experts(model: ModelSpec) -> list[str]:
+    """What of a model's experts cannot be trained."""
+    odd = {
+        "gated_mlp = false": not model.gated_mlp,
+        "mlp_bias": model.mlp_bias,
+        "parallel_residual": model.parallel_residual,
+    }
+    return [f"experts with {name}" for name, found in odd.items() if found]
 
 
 def check_trainable(model: ModelSpec) -> None:

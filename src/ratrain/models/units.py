@@ -11,6 +11,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.attention_block import AttentionBlock, AttentionPlan, attention_plan
 from ratrain.models.embedding import Embed, EmbeddingPlan, embedding_plan
+from ratrain.models.experts import Balance
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.differentiable import differentiable
 from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan
@@ -27,6 +28,7 @@ class MicroBatch:
 
     tokens: Tensor
     targets: Tensor
+    loss_weight: float = 1.0  # what backward multiplies each token's loss by
 
 
 class Unit(Protocol):
@@ -78,12 +80,15 @@ class Layer:
                 fix="raise the sequence length, or shorten the sequences",
             )
         between = differentiable(AttentionBlock, x, weights, self.plan, (sequences, length))
-        return self.second_half(weights, x, between)
+        balance = self.mlp.inside.balance(batch.targets, batch.loss_weight)
+        return self.second_half(weights, x, between, balance)
 
-    def second_half(self, weights: Weights, x: Tensor, between: Tensor) -> Tensor:
+    def second_half(
+        self, weights: Weights, x: Tensor, between: Tensor, balance: Balance | None = None
+    ) -> Tensor:
         """The layer's output, of its input and of attention's output onto it."""
         given = (x, between) if self.parallel else (between, None)
-        return differentiable(MlpBlock, *given, weights, self.mlp)
+        return differentiable(MlpBlock, *given, weights, self.mlp, balance)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ view may live in another buffer in backward than in forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ _ROWS = 8
 """Products of a multiple of this many rows have the bits of the whole in all libraries seen."""
 
 
+T = TypeVar("T")
 RowsOf = Callable[[slice], Tensor]
 """Some rows of a matrix."""
 
@@ -33,8 +34,9 @@ class Sink(Protocol):
     """Takes a unit's gradient parameter by parameter, each once in a backward."""
 
     def places(self, parameter: Parameter) -> Iterator[tuple[slice, Tensor]]:
-        """A parameter's rows (a vector's elements), some at a time, and for each a place of zeros
-        to add their gradient to. They are complete when the next are asked for."""
+        """A parameter's rows (a vector's elements; of a stack those of all its matrices), some at a
+        time, and for each a place of zeros to add their gradient to. They are complete when the
+        next are asked for."""
         ...
 
 
@@ -150,6 +152,15 @@ class Weights:
             return
         self.now_or_later(lambda: self._stacked_product(names, grad_output, inputs))
 
+    def add_stack(
+        self, name: str, given: Mapping[int, T], factors: Callable[[T], tuple[Tensor, Tensor]]
+    ) -> None:
+        """The same for a stack of matrices, by their numbers in it: `factors` gives the output's
+        gradient and the inputs of one of them when its turn comes. Others' gradient is zero."""
+        if not self.trains(name):
+            return
+        self.now_or_later(lambda: self._stack_of_products(name, given, factors))
+
     def add(self, name: str, gradient: Tensor) -> None:
         """gradient += a whole parameter's gradient."""
         if not self.trains(name):
@@ -214,6 +225,21 @@ class Weights:
             for part in _row_chunks(into):
                 first, last = (rows.start or 0) + part.start, (rows.start or 0) + part.stop
                 into[part].add_(more(slice(first, last)))
+
+    def _stack_of_products(
+        self, name: str, given: Mapping[int, T], factors: Callable[[T], tuple[Tensor, Tensor]]
+    ) -> None:
+        height = self.layout.by_name[name].shape[1]
+        for rows, into in self._places(name):
+            flat, begin = into.view(-1, into.shape[-1]), rows.start or 0
+            end = begin + len(flat)
+            for number in range(begin // height, -(-end // height)):
+                if number not in given:
+                    continue
+                low, high = max(begin, number * height), min(end, (number + 1) * height)
+                gradients, values = factors(given[number])
+                of_matrix = gradients[:, low - number * height : high - number * height]
+                _add_product(flat[low - begin : high - begin], of_matrix, values)
 
     def _stacked_product(self, names: tuple[str, ...], grad_output: Tensor, inputs: Rows) -> None:
         whole = self._stack(names)

@@ -248,6 +248,8 @@ def profile_toml(entries: Sequence[LayerProfile], mark: Callable[[str], str]) ->
                 "kv_heads": shape.kv_heads,
                 "head_dim": shape.head_dim,
             }
+            if shape.experts:
+                keys |= {"experts": shape.experts, "chosen": shape.chosen}
         inside = ", ".join(f"{key} = {value}" for key, value in keys.items())
         lines += [
             "",

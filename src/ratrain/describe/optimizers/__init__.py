@@ -12,6 +12,7 @@ from ratrain.describe.optimizers.optimizer import (
     State,
     Step,
     declare_optimizer,
+    matrices_of_stack,
     optimizer_named,
 )
 
@@ -30,5 +31,6 @@ __all__ = [
     "State",
     "Step",
     "declare_optimizer",
+    "matrices_of_stack",
     "optimizer_named",
 ]

@@ -38,6 +38,14 @@ class Matrix:
         return slice(self.offset, self.offset + self.elements)
 
 
+def matrices_of_stack(name: str, shape: tuple[int, ...], offset: int = 0) -> list[Matrix]:
+    """A parameter as optimizers see it: of a stack each matrix by itself."""
+    if len(shape) < 3:
+        return [Matrix(name, shape, offset)]
+    size = prod(shape[1:])
+    return [Matrix(name, shape[1:], offset + number * size) for number in range(shape[0])]
+
+
 class Held(Protocol):
     """A state of a run of a unit's elements, as its optimizer keeps it in memory. To others (a
     checkpoint, a mean over replicas) it is one fp32 number an element."""

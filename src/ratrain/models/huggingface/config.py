@@ -10,7 +10,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 
 CONFIG = "config.json"
-_NOT_COMPARED = ("name", "family", "source", "max_positions", "tuning")
+_NOT_COMPARED = ("name", "family", "source", "max_positions", "tuning", "balance_loss")
 _OF_ROTARY = ("rope_theta", "rope_scaling", "rotary_share", "local_rope_theta")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from ratrain.describe.family import Family, Packed
+from ratrain.describe.family import Family, Numbered, Packed
 from ratrain.describe.huggingface import require_family
 from ratrain.describe.model import ModelSpec
+from ratrain.models.parameters import Parameter
 from ratrain.models.shapes import EMBEDDING, HEAD, unit_layout, unit_names
 
 TABLE, LOGITS = "embedding.tokens", "head.logits"
@@ -17,8 +18,9 @@ TABLE, LOGITS = "embedding.tokens", "head.logits"
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a parameter is stored: rows `first_row` and on of `tensor`, or of the transposed one.
-    `period`: of every so many rows the first `run` after `first_row` are the parameter's."""
+    """Where a matrix or a vector is stored: rows `first_row` and on of `tensor`, or of the
+    transposed one. `period`: of every so many rows the first `run` after `first_row` are its.
+    `of_stack`: which matrix of a tensor that is a stack."""
 
     tensor: str
     shape: tuple[int, ...]  # of the whole tensor, as the file has it
@@ -26,6 +28,11 @@ class Stored:
     transposed: bool = False
     run: int = 0
     period: int = 0
+    of_stack: int | None = None
+
+    def of(self, rows: slice) -> tuple[int | slice, ...]:
+        """The index of rows of the tensor."""
+        return (rows,) if self.of_stack is None else (self.of_stack, rows)
 
     def runs(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """(first row of the tensor, number of rows) of the parameter's rows begin .. end."""
@@ -37,13 +44,21 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Held:
+    """A parameter, or one matrix of a stack, and where it is stored."""
+
+    parameter: Parameter
+    place: Stored
+
+
+@dataclass(frozen=True)
 class FileTensor:
-    """A tensor of a file: one parameter of a unit, or several."""
+    """A tensor of a file: what it holds of a unit."""
 
     name: str
     shape: tuple[int, ...]
     unit: str
-    parameters: tuple[str, ...]
+    parts: tuple[Held, ...]
 
     @property
     def elements(self) -> int:
@@ -52,9 +67,11 @@ class FileTensor:
 
 @dataclass(frozen=True)
 class FileNames:
-    """The names and forms that a model's parameters have in files."""
+    """The names and forms that a model's parameters have in files. `also`: those that its family
+    says other makers' files have."""
 
     spec: ModelSpec
+    also: bool = False
 
     @cached_property
     def family(self) -> Family:
@@ -66,14 +83,37 @@ class FileNames:
         """The tensor that a tied head is read from."""
         return f"{self.family.tensors[TABLE]}.weight"
 
-    def place_of(self, unit: str, parameter: str, shape: tuple[int, ...]) -> Stored:
-        """Where a whole parameter is. A tied head is read from the embedding."""
+    def parts_of(self, unit: str, parameter: Parameter) -> Iterator[Held]:
+        """Where a parameter is that is here whole or in part: of a stack, matrix by matrix."""
+        shape = parameter.whole_shape
+        if len(shape) < 3:
+            yield Held(parameter, self.place_of(unit, parameter.name, shape))
+            return
+        count, first = parameter.shape[0], parameter.window[0].start
+        size = parameter.elements // count
+        for number in range(count):
+            matrix = replace(
+                parameter, shape=shape[1:], offset=parameter.offset + number * size, cut=None
+            )
+            yield Held(matrix, self.place_of(unit, parameter.name, shape, first + number))
+
+    def place_of(
+        self, unit: str, parameter: str, shape: tuple[int, ...], number: int = 0
+    ) -> Stored:
+        """Where a whole parameter is, or matrix `number` of a stack. A tied head is read from the
+        embedding."""
         if unit == HEAD and parameter == LOGITS and self.spec.tied_embeddings:
             unit, parameter = EMBEDDING, TABLE
         module, _, kind = parameter.rpartition(".")
         if kind not in ("weight", "bias"):
             module, kind = parameter, "weight"
         theirs = self.family.tensors[module]
+        if self.also:
+            theirs = self.family.also.get(module, theirs)
+        if isinstance(theirs, Numbered):
+            return Stored(f"{theirs.tensor.format(unit, number)}.{kind}", shape[1:])
+        if len(shape) > 2:
+            return _in_stack(theirs, unit, module, shape, number)
         if isinstance(theirs, Packed):
             return self._packed(theirs, unit, module, kind, shape)
         name = f"{theirs.format(unit)}.{kind}"
@@ -104,14 +144,25 @@ class FileNames:
         """The tensors that a model's files hold, in the order of the forward pass."""
         tensors: dict[str, FileTensor] = {}
         for unit in unit_names(self.spec):
-            for parameter in unit_layout(self.spec, unit).parameters:
-                place = self.place_of(unit, parameter.name, parameter.shape)
-                before = tensors.get(place.tensor)
+            parameters = unit_layout(self.spec, unit).parameters
+            for held in (held for each in parameters for held in self.parts_of(unit, each)):
+                name, shape = held.place.tensor, held.place.shape
+                before = tensors.get(name)
                 if before is None:
-                    names = (parameter.name,)
+                    tensors[name] = FileTensor(name, shape, unit, (held,))
                 elif before.unit == unit:
-                    names = (*before.parameters, parameter.name)
-                else:
-                    continue  # a tied head: the embedding's tensor is used for it
-                tensors[place.tensor] = FileTensor(place.tensor, place.shape, unit, names)
+                    tensors[name] = replace(before, parts=(*before.parts, held))
+                # else a tied head: the embedding's tensor is used for it
         return list(tensors.values())
+
+
+def _in_stack(
+    theirs: str | Packed, unit: str, module: str, shape: tuple[int, ...], number: int
+) -> Stored:
+    """A matrix of a tensor that holds a stack, of which each may hold several of ours."""
+    count, rows, width = shape
+    if isinstance(theirs, str):
+        return Stored(theirs.format(unit), shape, of_stack=number)
+    whole = (count, len(theirs.of) * rows, width)
+    at = theirs.of.index(module) * rows
+    return Stored(theirs.tensor.format(unit), whole, at, of_stack=number)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,10 +47,12 @@ def read_range(
     for parameter, low, high in layout.overlaps(begin, end):
         if parameter.adapts:
             continue
-        place = names.place_of(unit_name, parameter.name, parameter.whole_shape)
-        path, place = _file_of(place, layout, parameter, files, folder)
-        at = parameter.offset + low - begin
-        _read_rows(path, place, parameter, low, high, flat[at : at + high - low])
+        for part, place, path in _found(names, unit_name, layout, parameter, files, folder):
+            first = part.offset - parameter.offset
+            of_part = max(low - first, 0), min(high - first, part.elements)
+            if of_part[0] < of_part[1]:
+                at = part.offset + of_part[0] - begin
+                _read_rows(path, place, part, *of_part, flat[at:])
     return flat
 
 
@@ -62,9 +66,8 @@ def check_weights(folder: Path | str, spec: ModelSpec) -> None:
     for unit in unit_names(spec):
         layout = unit_layout(spec, unit)
         for parameter in layout.parameters:
-            place = names.place_of(unit, parameter.name, parameter.shape)
-            path, place = _file_of(place, layout, parameter, files, folder)
-            _entry(path, place)
+            for _, place, path in _found(names, unit, layout, parameter, files, folder):
+                _entry(path, place)
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
@@ -80,6 +83,27 @@ def tensor_files(folder: Path) -> dict[str, Path]:
             )
         return dict.fromkeys(_header(single), single)
     return tensor_index(index)
+
+
+def _found(
+    names: FileNames,
+    unit: str,
+    layout: UnitParameters,
+    parameter: Parameter,
+    files: dict[str, Path],
+    folder: Path,
+) -> Iterator[tuple[Parameter, Stored, Path]]:
+    """A parameter, or its matrices one by one, each with its place and its file."""
+    parts = names.parts_of(unit, parameter)
+    held = next(parts)
+    if held.place.tensor not in files:
+        other = replace(names, also=True).parts_of(unit, parameter)
+        first = next(other)
+        if first.place.tensor in files:
+            held, parts = first, other
+    for each in chain([held], parts):
+        path, place = _file_of(each.place, layout, parameter, files, folder)
+        yield each.parameter, place, path
 
 
 def _file_of(
@@ -131,7 +155,7 @@ def _rows_of(part: Any, place: Stored, rows: slice, columns: tuple[slice, ...]) 
         if place.transposed:
             pieces.append(part[(*columns, run)].t())
         else:
-            pieces.append(part[(run, *columns)])
+            pieces.append(part[(*place.of(run), *columns)])
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 

@@ -19,6 +19,7 @@ from ratrain.models.huggingface.config import CONFIG
 from ratrain.models.huggingface.folder import with_dtype
 from ratrain.models.huggingface.names import LOGITS, FileNames, FileTensor
 from ratrain.models.huggingface.reader import INDEX, SINGLE
+from ratrain.models.parameters import Parameter
 from ratrain.models.shapes import HEAD, unit_layout, unit_names
 
 SHARD_BYTES = 5_000_000_000
@@ -49,7 +50,7 @@ def write_model(
     writer = _Writer(folder, tensors, files, names.embedding)
     for unit in unit_names(spec):
         flat = source(unit)
-        writer.take(_unit_tensors(names, unit, flat, dtype, tensors))
+        writer.take(_unit_tensors(unit, flat, dtype, tensors))
         if unit == HEAD and spec.tied_embeddings:
             writer.check_tied(_parameter(spec, HEAD, LOGITS, flat).to(dtype), spec)
     if len(set(files.values())) > 1:
@@ -96,25 +97,27 @@ class _Writer:
 
 
 def _unit_tensors(
-    names: FileNames, unit: str, flat: Tensor, dtype: torch.dtype, tensors: list[FileTensor]
+    unit: str, flat: Tensor, dtype: torch.dtype, tensors: list[FileTensor]
 ) -> dict[str, Tensor]:
     """The file's tensors of one unit, copies in `dtype` on the CPU."""
     converted: dict[str, Tensor] = {}
     for tensor in (tensor for tensor in tensors if tensor.unit == unit):
         whole = torch.empty(tensor.shape, dtype=dtype)
-        for name in tensor.parameters:
-            values = _parameter(names.spec, unit, name, flat)
-            place = names.place_of(unit, name, tuple(values.shape))
-            into, row = whole.t() if place.transposed else whole, 0
-            for first, count in place.runs(0, values.shape[0]):
-                into[first : first + count] = values[row : row + count]
+        for held in tensor.parts:
+            values, row = _values(held.parameter, flat), 0
+            into = whole.t() if held.place.transposed else whole
+            for first, count in held.place.runs(0, values.shape[0]):
+                into[held.place.of(slice(first, first + count))] = values[row : row + count]
                 row += count
         converted[tensor.name] = whole
     return converted
 
 
 def _parameter(spec: ModelSpec, unit: str, name: str, flat: Tensor) -> Tensor:
-    parameter = unit_layout(spec, unit).by_name[name]
+    return _values(unit_layout(spec, unit).by_name[name], flat)
+
+
+def _values(parameter: Parameter, flat: Tensor) -> Tensor:
     return flat[parameter.offset : parameter.end].view(parameter.shape)
 
 

@@ -131,7 +131,7 @@ def tensor_degrees(job: JobSpec, pool: Pool) -> list[int]:
     model = job.model.spec
     counts = {model.heads, model.kv_heads}
     if job.backend.divides_everything:
-        counts |= {model.ffn, model.vocab}
+        counts |= set(model.divided.values())
     return [t for t in range(1, pool.on_host + 1) if all(count % t == 0 for count in counts)]
 
 

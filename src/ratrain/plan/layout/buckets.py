@@ -103,10 +103,10 @@ def _least_bytes(job: JobSpec) -> int:
     than what they are made of, what one product makes of it."""
     wider = any(each.gradient_bytes > each.element_bytes for each in _precisions(job))
     matrices = (
-        tensor.shape
+        (tensor.elements // tensor.shape[-1], tensor.shape[-1])
         for block in blocks(job.model.spec)
         for tensor in block.trained
-        if len(tensor.shape) == 2
+        if len(tensor.shape) > 1
     )
     pieces = (
         min(rows, product_rows(width) if wider else BUCKET_ROWS) * width for rows, width in matrices

@@ -300,7 +300,7 @@ def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
     model = job.model.spec
     counts = {*hosts.values(), model.heads, model.kv_heads}
     if job.backend.divides_everything:
-        counts |= {model.ffn, model.vocab}
+        counts |= set(model.divided.values())
     return [t for t in divisors_of(min(hosts.values())) if all(c % t == 0 for c in counts)]
 
 

@@ -28,7 +28,7 @@ from ratrain.cost.scratch import (
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.optimizers import USUAL_OPTIMIZER, Matrix
+from ratrain.describe.optimizers import USUAL_OPTIMIZER, Matrix, matrices_of_stack
 from ratrain.describe.units import counted, format_bytes
 from ratrain.program.replicas import Stage, Unit, stage
 from ratrain.program.tiers import TIER_WORDS
@@ -121,7 +121,11 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
 
 def matrices_of(block: Block) -> tuple[Matrix, ...]:
     """A block's whole parameters that are trained, as optimizers see them."""
-    return tuple(Matrix(tensor.name, tensor.shape) for tensor in block.trained)
+    return tuple(
+        matrix
+        for tensor in block.trained
+        for matrix in matrices_of_stack(tensor.name, tensor.shape)
+    )
 
 
 def _name_of(block: Block) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import Transfer, fastest_all_reduce, message, ring_half
+from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
@@ -46,14 +47,28 @@ def inner_sums_s(
     backend makes them there."""
     if link is None or not job.backend.sums_in_compute:
         return 0.0, 0.0
+    choice_s, choice_back_s = _router_s(job, kind, layout, link)
     if layout.sequence_parallel:
         half = ring_half(boundary_bytes, layout.tensor, link)
         half_s = half.alone_s(link.bandwidth_bytes_per_s)
         forward, backward = INNER_HALVES[kind]
-        return forward * half_s, backward * half_s
+        return forward * half_s + choice_s, backward * half_s + choice_back_s
     sums = tensor_sums(SUMS[kind] - 1, boundary_bytes, layout, link)
     inner_s = sums.alone_s(link.bandwidth_bytes_per_s)
-    return inner_s, inner_s
+    return inner_s + choice_s, inner_s + choice_back_s
+
+
+def _router_s(job: JobSpec, kind: BlockKind, layout: LayoutSpec, link: Link) -> tuple[float, float]:
+    """Of a layer with experts: its router's logits are gathered, and the gradients of the chosen
+    experts' weights summed in fp32."""
+    experts = job.model.spec.experts
+    if experts is None or kind != "layer":
+        return 0.0, 0.0
+    tokens, rate = job.model.sequence_length * job.batch.micro_batch, link.bandwidth_bytes_per_s
+    logits_bytes = precision_of(job.schedule.dtype).element_bytes * tokens * experts.count
+    gathered = ring_half(logits_bytes, layout.tensor, link)
+    summed = fastest_all_reduce(4 * tokens * experts.chosen, layout.tensor, link)
+    return gathered.alone_s(rate), summed.alone_s(rate)
 
 
 def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link) -> Transfer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from typing import Protocol
@@ -126,7 +126,10 @@ class RankOps(StateOps):
     ) -> tuple[Tensor, Graph | None]:
         """A unit's forward, with the graph that backward needs or without."""
         self._attach_view(unit, op)
-        batch = self.batches.micro_batch(step, op.micro_batch, self._joined[op.stage])
+        batch = replace(
+            self.batches.micro_batch(step, op.micro_batch, self._joined[op.stage]),
+            loss_weight=self._loss_weight(step),
+        )
         given = self._held.read(op, *INPUTS)
         leaf = self._no_input() if given is None else spread(given.detach(), self._group)
         with nullcontext() if keep else torch.no_grad():

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ratrain.cost.scratch import PIECES
-from ratrain.describe.optimizers import Held, Matrix, Step
+from ratrain.describe.optimizers import Held, Matrix, Step, matrices_of_stack
 from ratrain.describe.train import TrainSpec
 from ratrain.models.parameters import ALIGN, UnitParameters
 
@@ -74,8 +74,11 @@ class OwnedPart:
 def parameters_in(layout: UnitParameters, run: slice) -> tuple[Matrix, ...]:
     """The parameters of a unit that lie whole in a run of its buffer."""
     return tuple(
-        Matrix(parameter.name, parameter.shape, parameter.offset - run.start)
+        matrix
         for parameter in layout.parameters
+        for matrix in matrices_of_stack(
+            parameter.name, parameter.shape, parameter.offset - run.start
+        )
         if run.start <= parameter.offset and parameter.end <= run.stop
     )
 

@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 import torch
 from torch import Tensor
@@ -82,7 +81,7 @@ class Filler:
         self._bucket: Bucket | None = None
 
     def places(self, parameter: Parameter) -> Iterator[tuple[slice, Tensor]]:
-        rows, width = parameter.shape[0], prod(parameter.shape[1:])
+        rows, width = parameter.rows, parameter.elements // parameter.rows
         begin = 0
         while begin < rows:
             bucket = self._bucket or self._next()
@@ -93,8 +92,8 @@ class Filler:
             at = aligned(bucket.used)
             bucket.used = at + count * width
             bucket.spans.append(Span(at, parameter.offset + begin * width, count * width))
-            place = bucket.memory[at : bucket.used].view(count, *parameter.shape[1:])
-            yield slice(begin, begin + count), place
+            shape = (count, width)[: len(parameter.shape)]
+            yield slice(begin, begin + count), bucket.memory[at : bucket.used].view(shape)
             begin += count
 
     def finish(self) -> None:

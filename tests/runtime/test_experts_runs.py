@@ -1,0 +1,118 @@
+"""Experts on real processes: in every form of a program, in layouts that differ, with their balance
+trained for, and where a router sends every token to one rank."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from crew import Crew
+from launched import made, start
+from runs_made import Setting, Unlike
+from test_family_runs import keys_of
+from test_unlike_replicas import assert_held
+from training import Result, train
+from transformers import AutoConfig, AutoModelForCausalLM
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+MODEL = (*keys_of("mixtral").items(), ("num_key_value_heads", 4))
+BALANCED: dict[str, Any] = {"output_router_logits": True, "router_aux_loss_coef": 0.1}
+ALONE = Setting("1f1b", learning_rate=1e-3, model=(*MODEL, *BALANCED.items()), clip_norm=0.5)
+FORMS: dict[str, dict[str, Any]] = {
+    "in stages that recover": {"pipeline": 2, "recovery": "everywhere", "data": 2},
+    "in split backwards": {"name": "zb-h1", "pipeline": 2},
+    "sharded, level 1": {"data": 2, "sharding": 1},
+    "sharded, level 2": {"data": 2, "sharding": 2, "accumulation": "sharded"},
+    "sharded, level 3": {"data": 2, "sharding": 3, "accumulation": "sharded"},
+    "in buckets": {
+        **{"name": "ratrain", "skeleton": "1f1b", "data": 2},
+        **{"accumulation": "sharded", "bucket_bytes": 16384},
+    },
+    "in a tensor group": {"tensor": 2},
+    "in one that divides sequences": {"tensor": 2, "sequence_parallel": True},
+    "in stages of unlike degrees": {"unlike": (Unlike((2, 2), 8, tensor=(1, 2)),)},
+    "in unlike replicas": {
+        "unlike": (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3)),
+        "masked": True,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def four() -> Generator[Crew]:
+    with Crew(4) as crew:
+        yield crew
+
+
+def assert_alike(result: Result, alone: Result) -> None:
+    """The same losses, norms and means of gradients, to rounding of fp32: Adam's steps along
+    gradients of nearly nothing are not."""
+    assert result.loss_values == pytest.approx(alone.loss_values, rel=1e-6)
+    assert result.norms == pytest.approx(alone.norms, rel=1e-5)
+    for unit, (_, theirs, _) in alone.units.items():
+        ours = result.units[unit][1][: len(theirs)]
+        assert np.linalg.norm(ours - theirs) <= 1e-4 * np.linalg.norm(theirs), unit
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_learn_what_one_process_learns(form: str, four: Crew, tmp_path: Path) -> None:
+    changes = FORMS[form]
+    result = train(four, replace(ALONE, **changes), tmp_path / "form")
+    alone = replace(ALONE, masked=bool(changes.get("masked")))
+    assert_alike(result, train(four, alone, tmp_path / "alone"))
+    assert_held(result)
+
+
+def test_the_balance_moves_a_router(four: Crew, tmp_path: Path) -> None:
+    """Its weight in [train] is that of the loss, whatever the model's config says."""
+    by_config = train(four, ALONE, tmp_path / "config")
+    without = replace(ALONE, model=MODEL)
+    by_job = train(four, replace(without, train=(("balance_loss", 0.1),)), tmp_path / "job")
+    assert not by_job.differences(by_config)
+    assert train(four, without, tmp_path / "none").differences(by_config)
+
+
+def rigged(folder: Path) -> Path:
+    """A model whose tokens all choose experts 0 and 1: they share a large first element, which the
+    routers read, and which nothing before them changes."""
+    keys = {**keys_of("mixtral"), "sliding_window": None, "intermediate_size": 256}
+    config = AutoConfig.for_model(keys.pop("model_type"), **keys)
+    torch.manual_seed(2)
+    model: Any = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 5.0
+        for layer in model.model.layers:
+            layer.mlp.gate.weight.zero_()
+            layer.mlp.gate.weight[:, 0] = torch.tensor([3.0, 2.0, -2.0, -3.0])
+    model.save_pretrained(folder)
+    tokens = torch.arange(40)[None]
+    logits = model(tokens, output_router_logits=True).router_logits
+    assert all(set(each.topk(2).indices.flatten().tolist()) == {0, 1} for each in logits)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_memory_is_as_proved_where_every_token_chooses_the_experts_of_one_rank(
+    dtype: str, tmp_path: Path
+) -> None:
+    rigged(tmp_path / "theirs")
+    setting = Setting(
+        model_file="theirs", weights="theirs", tensor=2, dtype=dtype, steps=3, micro_batch=8,
+        sequence_length=64, learning_rate=1e-5, recovery="keep-all",
+    )  # fmt: skip
+    run = made(tmp_path, setting)
+    start(run)
+    items = json.loads((run.path / "case.json").read_text())["bound_items"]
+    bound = max(sum(of_rank.values()) for of_rank in items)
+    for row in run.read_metrics():
+        taken = [rank["allocated_peak_bytes"] for rank in row["ranks"]]
+        assert max(taken) <= bound
+        assert taken[0] > 1.1 * taken[1]  # who has the experts that are chosen
