@@ -86,6 +86,15 @@ def test_an_operator_without_a_rule_is_judged_by_its_measured_condition() -> Non
     assert not right.wrong and off.wrong
 
 
+def test_an_operator_on_whole_numbers_must_give_the_same_ones() -> None:
+    x = torch.arange(6)
+    call = Call(torch.ops.aten.remainder.Scalar, (x, 4), {})
+    assert call.family not in BOUNDS and call.family not in MOVES
+    right, off = compare(call, [x % 4]), compare(call, [x % 3])
+    assert right is not None and off is not None
+    assert not right.wrong and off.wrong
+
+
 def test_what_only_moves_values_must_have_their_bits() -> None:
     x = torch.randn(5, 4)
     call = Call(torch.ops.aten.clone.default, (x,), {})

@@ -235,7 +235,8 @@ def _softmax_gradient(call: Call, _: list[Tensor]) -> list[Tensor]:
 
 def measured(call: Call, exact: list[Tensor]) -> list[Tensor]:
     """What moving each argument by its rounding changes, times the terms that may be summed."""
-    widest = max(x.numel() for v in call.exact.values() for x in leaves(v) if _is_float(x))
+    floats = (x.numel() for v in call.exact.values() for x in leaves(v) if _is_float(x))
+    widest = max(floats, default=0)  # 0: of whole numbers alone
     unit = call.arithmetic.unit
     moved = _moved(call, unit)
     bounds: list[Tensor] = []
