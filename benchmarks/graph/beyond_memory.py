@@ -3,7 +3,7 @@
     python benchmarks/graph/beyond_memory.py --nodes 1000000 --budget 1.6GB --cap 1.8GB
 
 `ours` and `mapped` run in a control group with the cap (version 1, as root); `memory` (torch's
-autograd) and `pyg` (PyG's layers.GCNConv, where torch_geometric is installed) run without. Contestants
+autograd) and `pyg` (PyG's GCNConv, where torch_geometric is installed) run without. Contestants
 take turns, `--rounds` times. Of each: the group's or the process's largest memory, the median of
 its epochs, the bytes that the kernel counted as read from and written to the disk.
 """
