@@ -3,7 +3,7 @@
     python benchmarks/plan/compare.py --write BEFORE.json          # on one version
     python benchmarks/plan/compare.py --write AFTER.json --against BEFORE.json
 
-Searches drawn clusters (`tests/plan/drawn_jobs.py`: identical devices, mixed ones, pools, little
+Searches drawn clusters (`tests/plan/drawn_clusters.py`: identical devices, mixed ones, pools, little
 memory, tensor groups, two sites, kernel models, nine to sixteen devices) and writes for each the
 plan that is chosen, its predicted step, and the processor time that the search took. `--against`
 says which steps differ, by how much, and what became of the time. Predicted steps are the same in
@@ -23,7 +23,7 @@ from typing import TypedDict
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "plan"))
 
-from drawn_jobs import FAMILIES, drawn
+from drawn_clusters import FAMILIES, drawn
 
 from ratrain.errors import Infeasible
 from ratrain.plan.file.writing import write_plan

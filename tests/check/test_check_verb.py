@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from cli_runs import Ran, ratrain_arguments, write_job
+from safetensors.torch import save_file
+from torch import zeros
 
 WRONG = """
 from contextlib import contextmanager
@@ -108,5 +110,6 @@ def test_what_cannot_be_compared_is_refused_in_words(
     write_job(tmp_path, steps=2)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "call.json").write_text('{"format": "ratrain call 1"}')
+    save_file({"t0": zeros(1)}, tmp_path / "damaged" / "tensors.safetensors")
     ran = check(tmp_path, *words)
     assert ran.status == 2 and message in ran.err and "Traceback" not in ran.err

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from planted import Planted, Wrong, checked, step
 from tiny_models import GROUPED, LLAMA
+from wrong_kernels import Planted, Wrong, checked, step
 
 from ratrain.check.kept import KeptCall
 from ratrain.check.replay import replay

@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from planted import checked, step
 from their_models import THEIRS, written
 from tiny_models import LLAMA, MODELS, batch_of, running
 from torch import Tensor
+from wrong_kernels import checked, step
 
 from ratrain.check.bounds import BOUNDS, MOVES, exact_results, limits
 from ratrain.check.call import Call

@@ -18,7 +18,7 @@ from math import inf
 from random import Random
 
 import numpy as np
-from drawn_jobs import FAMILIES, drawn
+from drawn_clusters import FAMILIES, drawn
 
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drawn_jobs import FAMILIES
+from drawn_clusters import FAMILIES
 from never_slower import CLAIMS, SAME, compared
 
 

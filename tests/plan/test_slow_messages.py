@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from drawn_jobs import MB, job, kind, llama
+from drawn_clusters import MB, job, kind, llama
 
 from ratrain.describe.cluster import ClusterSpec, HostKind, Link
 from ratrain.describe.strict import FrozenMap

@@ -174,7 +174,7 @@ def _details(row: Row, folder: Path) -> list[str]:
     if row.wrote:
         lines.append(f"      {row.wrote} calls changed an argument that they must not write")
     if row.kept:
-        lines += [f"      ratrain check --replay {folder / row.kept}"]
+        lines += [f"      again: ratrain check --replay {folder / row.kept}"]
     return lines
 
 
