@@ -74,7 +74,7 @@ def chaos(
 ) -> int:
     """Train JOB on a lab's hosts while they fail, one fault after another.
 
-    Starts the run as `ratrain launch RUN --restarts N` does, and audits it at the end: every
+    Starts the run as `ratrain launch hosts RUN --restarts N` does, and audits it at the end: every
     step must count exactly once, whatever happened. One seed draws the same faults again.
     Hosts have one device each; JOB has no [layout] if hosts are to be lost.
 
