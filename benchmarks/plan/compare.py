@@ -6,8 +6,8 @@
 Searches drawn clusters (`tests/plan/drawn_clusters.py`: identical devices, mixed ones, pools,
 little memory, tensor groups, two sites, kernel models, nine to sixteen devices) and writes for each
 the plan that is chosen, its predicted step, and the processor time that the search took.
-`--against` says which steps differ, by how much, and what became of the time. Predicted steps are the same in
-every run of one version; processor time is noisy where others use the machine.
+`--against` says which steps differ, by how much, and what became of the time. Predicted steps are
+the same in every run of one version; processor time is noisy where others use the machine.
 """
 
 from __future__ import annotations

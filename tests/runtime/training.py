@@ -45,8 +45,9 @@ from ratrain.runtime.step.frozen import FROZEN
 from ratrain.runtime.step.network.links import routes_of
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp
-from ratrain.runtime.step.states import RankStates, UnitState
+from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees, stored_sizes
+from ratrain.runtime.step.unit_state import UnitState
 
 Floats = npt.NDArray[np.float32]
 Buffers = tuple[Floats, ...]

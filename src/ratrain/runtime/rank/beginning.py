@@ -44,7 +44,7 @@ from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.same_optimizer import require_optimizer
 from ratrain.runtime.step.frozen import FROZEN
-from ratrain.runtime.step.states import Source
+from ratrain.runtime.step.made_unit import Source
 from ratrain.runtime.step.tensor_parts import (
     StoredParts,
     stored_degrees,

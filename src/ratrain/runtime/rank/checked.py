@@ -22,7 +22,7 @@ from ratrain.program.kind import Kind
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.step.ops import INPUTS, OUTPUT_GRADIENTS, RankOps
 from ratrain.runtime.step.schedule import LocalOp
-from ratrain.runtime.step.states import UnitState
+from ratrain.runtime.step.unit_state import UnitState
 
 if TYPE_CHECKING:
     from ratrain.runtime.rank.trainer import RankRun

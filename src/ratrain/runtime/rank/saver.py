@@ -31,8 +31,9 @@ from ratrain.runtime.rank.joining.membership import Membership
 from ratrain.runtime.step.exchange.slots import Slots
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart
-from ratrain.runtime.step.states import RankStates, UnitState
+from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.tensor_parts import stored_name
+from ratrain.runtime.step.unit_state import UnitState
 
 SAVED_AT_ONCE = 1 << 22
 """Elements of a state that go to disk at once."""

@@ -31,20 +31,15 @@ from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.exchange.narrowing import Wire
 from ratrain.runtime.step.lanes import Lanes
 from ratrain.runtime.step.ledger import ledgers_of
+from ratrain.runtime.step.made_unit import Source
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.ops import RankOps, Sizes
 from ratrain.runtime.step.optimizer import LossScale
 from ratrain.runtime.step.process import resident_bytes
 from ratrain.runtime.step.schedule import Schedule, is_first_of_last_stage, schedule_of
 from ratrain.runtime.step.state_ops import Saver
-from ratrain.runtime.step.states import (
-    DTYPES,
-    Collectives,
-    Numbers,
-    RankStates,
-    Source,
-    rank_states,
-)
+from ratrain.runtime.step.states import DTYPES, Numbers, RankStates, rank_states
+from ratrain.runtime.step.unit_state import Collectives
 
 NAN = float("nan")
 MOST_RECORDED = 64

@@ -25,7 +25,8 @@ from ratrain.runtime.step.exchange.boundaries import BoundaryPart, receive_bound
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.state_ops import PASSING, StateOps
-from ratrain.runtime.step.states import RankStates, UnitState
+from ratrain.runtime.step.states import RankStates
+from ratrain.runtime.step.unit_state import UnitState
 
 _IN_BUCKETS = (Kind.B, Kind.W, Kind.GradSync)
 """Where backward sends: what fills buckets, and what empties them."""

@@ -19,8 +19,9 @@ from ratrain.runtime.step.exchange.narrowing import narrowed, widen_from_front
 from ratrain.runtime.step.network.broadcast import summed
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
-from ratrain.runtime.step.states import RankStates, UnitState
+from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.tied import add_here, counted_once, tied_gradients
+from ratrain.runtime.step.unit_state import UnitState
 
 PASSING = ("passing_f", "passing_b")
 """Views that are gathered once for a whole pass."""

@@ -17,7 +17,7 @@ from ratrain.models.head import LOGITS
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.program.units import Ints, Units
 from ratrain.runtime.step.network.network import Copy
-from ratrain.runtime.step.states import UnitState
+from ratrain.runtime.step.unit_state import UnitState
 from ratrain.simulate.costs import Floats, Work
 
 _MATRIX = {EMBEDDING: TABLE, HEAD: LOGITS}

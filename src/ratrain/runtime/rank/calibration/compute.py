@@ -21,7 +21,8 @@ from ratrain.runtime.step.exchange.feedback import Residual
 from ratrain.runtime.step.exchange.narrowing import narrowed
 from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.schedule import Schedule
-from ratrain.runtime.step.states import RankStates, UnitState
+from ratrain.runtime.step.states import RankStates
+from ratrain.runtime.step.unit_state import UnitState
 
 LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""

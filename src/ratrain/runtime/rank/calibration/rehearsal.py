@@ -26,7 +26,8 @@ from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.rank.calibration.timers import Timer
 from ratrain.runtime.step.schedule import LocalOp, Schedule
-from ratrain.runtime.step.states import RankStates, UnitState
+from ratrain.runtime.step.states import RankStates
+from ratrain.runtime.step.unit_state import UnitState
 
 PLAYED = Kind.F, Kind.R, Kind.B, Kind.I, Kind.W
 MOST_TOGETHER = 16

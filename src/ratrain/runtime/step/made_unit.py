@@ -1,0 +1,251 @@
+"""One unit's states on one rank, made: what the rank owns is read, the rest is for its owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
+from ratrain.checkpoint.residuals import residual_kind
+from ratrain.describe.optimizers import Optimizer
+from ratrain.models.parameters import UnitParameters
+from ratrain.models.shapes import EMBEDDING, HEAD
+from ratrain.models.units import Unit
+from ratrain.models.weights import Weights
+from ratrain.program.setup import Setup
+from ratrain.runtime.seats import Groups, Holders, Seat, parts_of_units
+from ratrain.runtime.step.exchange.feedback import Residual
+from ratrain.runtime.step.exchange.slots import Slots
+from ratrain.runtime.step.frozen import FROZEN, FrozenShare
+from ratrain.runtime.step.held import HeldStates
+from ratrain.runtime.step.optimizer import OwnedPart, owned_range, parameters_in
+from ratrain.runtime.step.outer import OuterStates
+from ratrain.runtime.step.schedule import LocalUnit
+from ratrain.runtime.step.unit_state import UnitState
+
+Source = Callable[[str, str, int, int], Tensor]
+"""(unit, kind of state in a checkpoint, begin, end) -> fp32 values of that range."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """What all units of a rank are made of. `dtypes`: of each world rank."""
+
+    held: HeldStates
+    setup: Setup
+    seat: Seat
+    make_unit: Callable[[str], Unit]
+    source: Source
+    device: torch.device
+    optimizer: Optimizer
+    dtypes: Sequence[torch.dtype]
+
+    def unit(self, local: LocalUnit, holders: Holders, groups: Groups | None) -> UnitState:
+        """The states of a unit that these ranks hold; `groups`: where at unlike tensor degrees."""
+        return _OfUnit(self, local, holders, groups).made()
+
+
+class _OfUnit:
+    """One unit's states, while they are made."""
+
+    def __init__(
+        self, making: Making, local: LocalUnit, holders: Holders, groups: Groups | None
+    ) -> None:
+        self._of, self._local, self._holders, self._groups = making, local, holders, groups
+        self._unit, self._name = making.make_unit(local.unit.name), local.unit.name
+        self._layout, self._dtype = self._unit.layout, making.dtypes[making.seat.world_rank]
+        self._place = holders.index(making.seat.world_rank)
+        self._is_shared = len(holders) > 1
+        self._is_sharded = bool(making.setup.sharding) and self._is_shared
+        self._is_away = bool(local.optimizer_tier)
+        self._is_own = making.setup.averages.by_turns and self._is_shared
+        self._slots: Slots | None = None
+        if groups is not None:
+            self._slots = Slots(self._layout, groups, making.seat.world_rank, self._parts_of_unit)
+        self._padded, self._shares = self._sizes()
+
+    @property
+    def _parts_of_unit(self) -> int:
+        return parts_of_units(self._of.setup)[self._name]
+
+    def _sizes(self) -> tuple[int, tuple[slice, ...]]:
+        """Elements of the flat buffers, and what this rank owns of them."""
+        if self._slots is not None:
+            padded, shares = self._layout.size, self._slots.owned
+        else:
+            layouts = (self._of.make_unit(name).layout for name in self._cut_alike())
+            padded = max(layout.padded(len(self._holders)) for layout in layouts)
+            shares = (slice(*owned_range(padded, len(self._holders), self._place)),)
+        return padded, shares if self._layout.size else ()
+
+    def _cut_alike(self) -> tuple[str, ...]:
+        """Units whose buffers are of one size. Those of a tied matrix are, in both of which it
+        comes first: so owners at both ends have the same part of it, to add up with each other."""
+        tied = (EMBEDDING, HEAD)
+        return tied if self._of.setup.tied and self._name in tied else (self._name,)
+
+    def made(self) -> UnitState:
+        dtypes = self._unlike()
+        view, shard_view = self._views()
+        parts, replicated = self._weights(view, shard_view, shares_views=not dtypes)
+        weights = Weights(self._layout)
+        if view is not None:
+            weights.attach_view(view)
+        frozen_share = self._frozen(weights)
+        trains = self._layout.size > 0
+        return UnitState(
+            self._of.held,
+            self._local,
+            self._unit,
+            weights,
+            self._of.seat.division,
+            self._holders,
+            self._place,
+            self._padded,
+            self._shares,
+            tuple(parts),
+            tuple(replicated) if self._is_shared else (),
+            self._is_shared and not self._is_sharded and not self._is_away and trains,
+            self._slots,
+            view,
+            shard_view,
+            residual=self._residual(),
+            dtypes=dtypes,
+            frozen_share=frozen_share,
+            outer=self._outer(),
+            own=self._is_own,
+        )
+
+    def _unlike(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of the unit's holders; none where all have one."""
+        holders = self._holders if self._slots is None else self._slots.holders
+        of_holders = tuple(self._of.dtypes[rank] for rank in holders)
+        return of_holders if len(set(of_holders)) > 1 else ()
+
+    def _owned(self, kind: str, held: slice) -> Tensor:
+        """A range of a buffer, of which what this rank owns is read; all of it where that waits in
+        another tier, and is complete from the start."""
+        values = torch.zeros(held.stop - held.start, dtype=torch.float32, device=self._of.device)
+        kind = self._own_kind(kind) if self._is_own else kind
+        reads_all = self._is_own or (self._is_away and not self._is_sharded)
+        for share in (held,) if reads_all else self._shares:
+            known = min(share.stop, self._layout.size)
+            if held.start <= share.start < min(known, held.stop):
+                at = slice(share.start - held.start, known - held.start)
+                read = self._of.source(self._name, kind, share.start, known)
+                values[at] = read.to(self._of.device)
+        return values
+
+    def _own_kind(self, kind: str) -> str:
+        return own_kind(kind, self._place, len(self._holders))
+
+    def _whole(self, kind: str) -> Tensor:
+        """A buffer of the whole unit, read."""
+        values = torch.zeros(self._padded, dtype=torch.float32, device=self._of.device)
+        read = self._of.source(self._name, kind, 0, self._layout.size)
+        values[: self._layout.size] = read.to(self._of.device)
+        return values
+
+    def _views(self) -> tuple[Tensor | None, Tensor | None]:
+        """The weights that compute reads: whole, or where they are gathered this rank's shares."""
+        if not self._local.gathered:
+            return self._owned("weights", slice(0, self._padded)).to(self._dtype), None
+        of_shares = [self._owned("weights", share) for share in self._shares]
+        of_shares = of_shares or [torch.zeros(0, device=self._of.device)]
+        shard = of_shares[0] if len(of_shares) == 1 else torch.cat(of_shares)
+        return None, shard.to(self._dtype)
+
+    def _weights(
+        self, view: Tensor | None, shard_view: Tensor | None, *, shares_views: bool
+    ) -> tuple[list[OwnedPart], list[Tensor]]:
+        """What this rank updates, and the weights of the whole unit that it has. `shares_views`:
+        all holders compute in one dtype."""
+        replicated = [view] if view is not None and shares_views else []
+        if not self._layout.size:
+            return [], []
+        if self._is_sharded:
+            sizes = [share.stop - share.start for share in self._shares]
+            begins = [0, *accumulate(sizes[:-1])]
+            return [
+                self._part(run, self._master(run, view, shard_view, at))
+                for run, at in zip(self._shares, begins, strict=True)
+            ], replicated
+        whole = slice(0, self._padded)
+        weights = self._master(whole, view, shard_view)
+        is_view = view is not None and view.data_ptr() == weights.data_ptr()
+        if not self._is_away and not (shares_views and is_view):
+            replicated.append(weights)
+        runs = (whole,) if self._slots is None else self._slots.runs
+        return [self._part(run, weights[run]) for run in runs], replicated
+
+    def _master(
+        self, held: slice, view: Tensor | None, shard_view: Tensor | None, first: int = 0
+    ) -> Tensor:
+        """Master weights; in fp32 the weights that compute reads. `first`: where a share begins in
+        the shard."""
+        weights = None if view is None else view[held]
+        if shard_view is not None:
+            weights = shard_view[first : first + held.stop - held.start]
+        if weights is None or self._dtype != torch.float32:
+            weights = self._owned("weights", held)
+        return weights
+
+    def _part(self, run: slice, weights: Tensor) -> OwnedPart:
+        inside = parameters_in(self._layout, run)
+        states = tuple(
+            state.hold(self._owned(state.name, run), inside) for state in self._of.optimizer.states
+        )
+        return OwnedPart(run.start, run.stop, self._layout.decay_end, weights, states, inside)
+
+    def _frozen(self, weights: Weights) -> FrozenShare | None:
+        """Attaches the weights that nobody updates; this rank's share where they are gathered."""
+        frozen = self._layout.frozen
+        if frozen is None:
+            return None
+        if self._local.gathered:
+            return self._frozen_share(frozen)
+        weights.attach_frozen(self._read_frozen(slice(0, frozen.size)))
+        return None
+
+    def _read_frozen(self, run: slice) -> Tensor:
+        read = self._of.source(self._name, FROZEN, run.start, run.stop)
+        return read.to(device=self._of.device, dtype=self._dtype)
+
+    def _frozen_share(self, frozen: UnitParameters) -> FrozenShare:
+        """This rank's share of the weights that nobody updates, owned as those are that are."""
+        if self._groups is not None:
+            world_rank = self._of.seat.world_rank
+            slots = Slots(frozen, self._groups, world_rank, self._parts_of_unit)
+            padded, shares = frozen.size, slots.owned
+        else:
+            slots, padded = None, frozen.padded(len(self._holders))
+            shares = (slice(*owned_range(padded, len(self._holders), self._place)),)
+        pieces = [
+            functional.pad(self._read_frozen(slice(share.start, end)), (0, share.stop - end))
+            for share in shares
+            for end in (max(share.start, min(share.stop, frozen.size)),)
+        ]
+        values = torch.cat(pieces) if pieces else self._read_frozen(slice(0, 0))
+        return FrozenShare(padded, shares, values, self._holders, slots)
+
+    def _residual(self) -> Residual | None:
+        """Where errors are fed back."""
+        feedback = self._of.setup.error_feedback
+        if not feedback or not self._is_shared or not self._layout.size:
+            return None
+        kept = self._whole(residual_kind(self._place, len(self._holders)))
+        return Residual(kept, torch.zeros_like(kept) if feedback == 2 else None)
+
+    def _outer(self) -> OuterStates | None:
+        """Of an outer optimizer."""
+        if not self._of.setup.outer or not self._is_own or not self._layout.size:
+            return None
+        outer = OuterStates(self._whole(OUTER_WEIGHTS), self._whole(OUTER_MOMENTUM))
+        if self._of.setup.narrow_averages:
+            outer.residual = Residual(self._whole(self._own_kind(OUTER_RESIDUAL)))
+        return outer
