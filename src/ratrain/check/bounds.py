@@ -24,12 +24,12 @@ BOUNDS: dict[str, Bound] = {}
 OWN: dict[str, Callable[[Call], list[Tensor]]] = {}
 """Exact results of operators that torch cannot compute in fp64: those of `models.kernels`."""
 _MOVES = (
-    "_to_copy _unsafe_view abs arange bincount bitwise_and bitwise_not bitwise_or cat clamp clamp_min "
-    "clamp_max clone constant_pad_nd contiguous copy embedding eq fill flip full full_like gather "
-    "ge gt index index_copy index_select isfinite isinf isnan le logical_and logical_not "
-    "logical_or lt masked_fill masked_scatter max maximum min minimum ne neg new_full new_ones "
-    "new_zeros ones ones_like relu repeat roll scatter sign slice_scatter sort stack topk tril "
-    "triu where zero zeros zeros_like amax amin"
+    "_to_copy _unsafe_view abs arange bincount bitwise_and bitwise_not bitwise_or cat clamp "
+    "clamp_min clamp_max clone constant_pad_nd contiguous copy embedding eq fill flip full "
+    "full_like gather ge gt index index_copy index_select isfinite isinf isnan le "
+    "logical_and logical_not logical_or lt masked_fill masked_scatter max maximum min "
+    "minimum ne neg new_full new_ones new_zeros ones ones_like relu repeat roll scatter sign "
+    "slice_scatter sort stack topk tril triu where zero zeros zeros_like amax amin"
 )
 MOVES = frozenset(f"aten.{name}" for name in _MOVES.split())
 """What only moves, chooses or counts values: exact, but for a last rounding to a narrower dtype."""
