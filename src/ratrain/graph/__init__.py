@@ -7,7 +7,8 @@ in the place of the micro-batch.
 - `units`, `trace`: what a network is made of, and what an epoch computes in which order;
 - `cells`, `program`, `prove`, `clock`, `plan`: memory by cells, the program of an epoch, its proof,
   its time, and the layout of the fewest bytes;
-- `network`, `spmm`, `execute`, `train`, `saved`: in torch, on lanes, with checkpoints;
+- `network`, `spmm`, `execute`, `train`, `saved`: in torch, on lanes, with checkpoints; `calibrate`
+  times this machine before the first epoch;
 - `reference`, `compare`: the same in memory, and both side by side.
 
 What plans imports no torch.

@@ -19,7 +19,7 @@ from ratrain.timeline.timeline import Span, Timeline
 @dataclass(frozen=True)
 class Rates:
     """What a machine does a second. Those of computing are assumed, as of one core of a server of
-    2020; a report of a run sets them beside what was measured."""
+    2020, until a run times them (`calibrate`)."""
 
     read_bytes_per_s: float
     write_bytes_per_s: float

@@ -12,15 +12,19 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from ratrain.errors import SpecError
+from ratrain.graph.calibrate import measured_rates
 from ratrain.graph.clock import clocked, timeline_of
 from ratrain.graph.figures import plan_figures
 from ratrain.graph.plan import Plan
@@ -60,10 +64,10 @@ def check_folder(folder: Path, *, resume: bool) -> None:
 
 
 class Run:
-    """One launch of a run."""
+    """One launch of a run. `plan`: once it has begun, timed with what this machine computes."""
 
     def __init__(self, spec: GraphFile, plan: Plan, training: Training, folder: Path) -> None:
-        self._spec, self._plan, self._training, self._folder = spec, plan, training, folder
+        self._spec, self.plan, self._training, self._folder = spec, plan, training, folder
         self._metrics: list[dict[str, Any]] = []
         self.asked_to_stop = False
         self.done: list[Epoch] = []
@@ -81,6 +85,8 @@ class Run:
                 kept = (table for table, _ in read_json_lines(metrics))
                 self._metrics = [row for row in kept if row["epoch"] <= self.epochs_done]
         if self.epochs_done < self._spec.train.epochs:
+            rates = measured_rates(self.plan.laid, self._training.dtype, self.plan.rates)
+            self.plan = replace(self.plan, rates=rates)
             self._training.store_features(progress)
 
     def epochs(self, progress: Callable[[], Progress | None] = lambda: None) -> Iterator[Epoch]:
@@ -114,11 +120,11 @@ class Run:
 
     def report(self) -> dict[str, Any]:
         """What was planned and what was measured; written into the folder, with the timelines."""
-        body = {**plan_figures(self._plan), "measured": self._measured()}
+        body = {**plan_figures(self.plan), "measured": self._measured()}
         write_whole(self._folder / REPORT, json.dumps(body, indent=2) + "\n")
         if self.done:
-            columns = self._plan.columns
-            predicted = timeline_of(columns.program, clocked(columns, self._plan.rates), LANES)
+            columns = self.plan.columns
+            predicted = timeline_of(columns.program, clocked(columns, self.plan.rates), LANES)
             write_timeline(predicted, self._folder / PREDICTED)
             write_timeline(self._training.timeline(), self._folder / MEASURED)
         return body
@@ -140,6 +146,16 @@ class Run:
         }
 
 
+def _leave_a_processor() -> None:
+    """To the lanes that read and write: threads of torch that wait for each other spin, and where
+    one of them has no processor the others wait for it (six times the epoch, measured on two).
+    OMP_NUM_THREADS says otherwise."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        linux = hasattr(os, "sched_getaffinity")
+        processors = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
+        torch.set_num_threads(max(1, processors - 1))
+
+
 def _return_memory() -> None:
     """Gives back to the system what reading and cutting the graph has freed: the C library keeps
     it, a few bytes an edge, beside what the plan counts."""
@@ -154,6 +170,7 @@ def open_run(
 ) -> tuple[Run, Callable[[], None]]:
     """A run, and what closes it: all that it has on the disk goes, but for its folder's files."""
     _return_memory()
+    _leave_a_processor()
     store = store_of(disk_of(spec, base, folder), folder)
     try:
         return Run(spec, plan, Training(spec, plan, store), folder), store.close

@@ -53,8 +53,8 @@ class Training:
     def __init__(self, spec: GraphFile, plan: Plan, store: TierStore) -> None:
         self._spec, self._plan, self._store = spec, plan, store
         laid, shape = plan.laid, plan.laid.shape
-        dtype = getattr(torch, spec.train.precision)
-        self.parameters: Parameters = parameters_of(shape.units, dtype, spec.train.seed)
+        self.dtype: torch.dtype = getattr(torch, spec.train.precision)
+        self.parameters: Parameters = parameters_of(shape.units, self.dtype, spec.train.seed)
         order = laid.partition.order
         self.network = Network(
             shape.units,
@@ -65,7 +65,7 @@ class Training:
             torch.from_numpy(laid.data.is_train[order]),
             laid.partition.bounds.tolist(),
         )
-        self.executor = Executor(plan.columns, self.network, store, dtype)
+        self.executor = Executor(plan.columns, self.network, store, self.dtype)
         self.optimizer = Optimizer(spec.train, self.parameters)
         self.epochs = 0
 

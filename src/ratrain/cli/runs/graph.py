@@ -112,7 +112,7 @@ def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_
     if as_json:
         print_json("graph train", {"run": str(folder), "finished": not stopped, **body})
     else:
-        click.echo("\n".join(_comparison(laid_plan, body["measured"])))
+        click.echo("\n".join(_comparison(run.plan, body["measured"])))
         click.echo(f"run  {folder}")
     if stopped:
         click.echo(f"saved behind epoch {run.epochs_done}; go on with --resume", err=True)
@@ -247,6 +247,7 @@ def _comparison(plan: Plan, measured: dict[str, Any]) -> Iterator[str]:
     moved = ("read", plan.program.read_bytes), ("written", plan.program.written_bytes)
     for (name, size), key in zip((*moved, ("peak", plan.peak_bytes)), _MEASURED, strict=True):
         yield f"{name:11}{format_bytes(size):>12}{format_bytes(measured[key]):>12}"
+    yield "the planned time: with products and sums as timed here, at the disk rates of the file"
 
 
 _MEASURED = ("read_bytes", "written_bytes", "peak_bytes")
