@@ -104,6 +104,7 @@ def test_losses_are_compared_with_those_of_exact_operators(tmp_path: Path) -> No
         (("job.toml", "--device", "tpu"), "'tpu' is not an allowed value"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_compared_is_refused_in_words(
     words: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_hosts_that_are_alike_are_one_group_and_idle_ones_none() -> None:
 
 
 @given(GROUPS, NAMES)
+@pytest.mark.slow
 def test_a_manifest_numbers_each_rank_once_and_reads_back(
     groups: list[HostGroup], name: str
 ) -> None:

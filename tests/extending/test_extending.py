@@ -217,6 +217,7 @@ def test_recursive_halving_beats_a_ring_where_latency_counts() -> None:
     assert large.volume_bytes == pytest.approx(half("ring", 1e9, group).volume_bytes)
 
 
+@pytest.mark.slow
 def test_all_of_the_page_in_one_job_through_the_command_line(tmp_path: Path) -> None:
     folder = write_files(tmp_path)
     environment = {

@@ -24,6 +24,7 @@ def test_no_kernel_is_faster_than_its_bound(name: str) -> None:
     assert 0 < figure.of_bound <= 1
 
 
+@pytest.mark.slow
 def test_what_streams_past_am_takes_ddr_s_time() -> None:
     for name in ("rmsnorm", "swiglu", "swiglu-backward", "rotary", "cross-entropy", "adamw"):
         declared = KERNELS[name]
@@ -84,6 +85,7 @@ def fp64_rate(machine: Machine, blocks: Blocks) -> float:
     return 2 * m * n * depth / timed.time_s / machine.cores / 1e9
 
 
+@pytest.mark.slow
 def test_a_shallow_block_starves_eight_cores_and_not_one() -> None:
     """P1's own ablation: K_A 128 falls to 73 GFLOPS a core on eight cores, 512 does not."""
     shallow, deep = Blocks(6048, 72, 24, 128, 192), Blocks(1512, 252, 6, 512, 48)

@@ -48,6 +48,7 @@ def test_a_gradient_of_another_shape_is_refused() -> None:
         gradient_of_leaf(graph_of(leaf * 2, leaf), torch.ones(3))
 
 
+@pytest.mark.slow
 def test_a_rank_goes_back_without_importing_sympy() -> None:
     code = """
 import sys, torch

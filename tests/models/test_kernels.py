@@ -6,6 +6,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,11 @@ def results() -> list[Tensor]:
     c.gated_gradients_(normed, gate, up)
     turned = drawn(2, 5, 3, 14)
     return [*made, gate, up, rotate_(turned, *rotary_table(5, Rotary(14, 10000.0), x.device)[:2])]
+
+
+def test_lanes_that_ask_for_operators_at_once_get_the_same_ones() -> None:
+    kernels._built.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(kernels.declare_operators) for _ in range(32)]
+        first, *others = (each.result() for each in asked)
+    assert all(each is first for each in others)

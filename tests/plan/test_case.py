@@ -276,6 +276,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
+@pytest.mark.slow
 def test_any_job_ends_in_a_result_or_in_an_error_that_the_user_can_mend(spec: JobSpec) -> None:
     try:
         check_job(spec)

@@ -67,6 +67,7 @@ def test_it_says_each_kinds_place_and_what_binds_it_on_80_columns() -> None:
     assert max(map(len, said.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_the_kinds_of_device_add_up(explained: dict[str, Any]) -> None:
     fast, slow = explained["kinds"]
     assert (fast["devices"], slow["devices"]) == ([0, 1], [2, 3])
@@ -129,6 +130,7 @@ def test_a_kind_that_is_idle_altogether_is_named(tmp_path: Path) -> None:
     assert "slow-rank: idle" in text.splitlines()
 
 
+@pytest.mark.slow
 def test_unequal_tensor_degrees_are_explained(tmp_path: Path) -> None:
     replicas = [
         {"count": 1, "micro_batches": 4, "stages": [stage("0-3", 5, 4), stage("4-5", 3, 2)]},

@@ -77,6 +77,7 @@ def require_one_plan(path: Path) -> Case:
 
 
 @pytest.mark.parametrize("seed", range(0, 12, 4))
+@pytest.mark.slow
 def test_a_random_job_and_its_plan_file_have_the_same_program_and_step_to_the_bit(
     seed: int, clusters: Any, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_so_have_many_random_jobs_of_whom_replicas_differ_in_several(
     assert uneven > 1
 
 
+@pytest.mark.slow
 def test_a_job_that_was_changed_in_python_is_planned_as_it_is() -> None:
     spec = load_job(ONE_FAST)
     cluster = replace(spec.cluster.spec, name="another")
@@ -142,6 +144,7 @@ def test_functions_take_a_job_as_they_take_its_plan(tmp_path: Path) -> None:
     assert max(map(len, repr(plans).splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_the_headline_says_what_identical_replicas_would_take() -> None:
     words = " ".join(" ".join(case_of_job(load_job(ONE_FAST)).headline()).split())
     assert "the fastest plan with identical replicas takes 12 s, 33.1 % more" in words

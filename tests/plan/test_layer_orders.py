@@ -66,6 +66,7 @@ def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
             assert predicted_s(case) <= 1.003 * predicted_s(other), name
 
 
+@pytest.mark.slow
 def test_a_smaller_budget_takes_fewer_together_and_never_more_memory_than_it_has() -> None:
     ample = case_of(asked(LAYOUTS[2]))
     usual = case_of(asked(LAYOUTS[2], skeleton="1f1b"))

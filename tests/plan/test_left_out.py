@@ -133,6 +133,7 @@ def test_three_devices_and_a_batch_that_no_three_divide_have_a_plan_of_two(tmp_p
     assert {d.kind.name for d in search_layouts(spec).best.plan.idle} >= {"slow"}
 
 
+@pytest.mark.slow
 def test_where_no_layout_takes_all_devices_the_plan_says_so_and_not_that_none_fits(
     tmp_path: Path,
 ) -> None:

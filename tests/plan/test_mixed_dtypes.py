@@ -139,6 +139,7 @@ quick = settings(
 
 @quick
 @given(cases())
+@pytest.mark.slow
 def test_any_mix_of_dtypes_is_proved_billed_and_simulated(case: Case) -> None:
     check(case)
 

@@ -59,6 +59,7 @@ def random_drafts(space: Space, count: int) -> Iterator[Draft]:
         yield draft
 
 
+@pytest.mark.slow
 def test_every_move_shares_the_whole_batch_among_devices_that_exist(space: Space) -> None:
     seen = Counter[str]()
     for draft in random_drafts(space, 5):

@@ -193,6 +193,7 @@ def test_a_policy_that_memory_presses_still_computes_every_piece() -> None:
         assert len(pieces) == len(set(pieces)) == 4 * 6 * 3
 
 
+@pytest.mark.slow
 def test_the_same_seed_and_number_of_evaluations_find_the_same_order() -> None:
     job = job_of(UNEQUAL, name="1f1b")
     limits = Limits(seconds=600, evaluations=150)
@@ -202,6 +203,7 @@ def test_the_same_seed_and_number_of_evaluations_find_the_same_order() -> None:
     assert first.effort.evaluations == again.effort.evaluations
 
 
+@pytest.mark.slow
 def test_an_order_stays_within_a_budget_that_orders_without_a_bound_would_break() -> None:
     job = job_of(LayoutSpec(4, layers=(1, 3, 1, 3)))
     ample = searched(job).order
@@ -280,6 +282,7 @@ def test_a_job_with_the_printed_settings_has_the_printed_step(name: str, tmp_pat
     assert simulate(case.program, case.costs).step_time_s == order.step_s
 
 
+@pytest.mark.slow
 def test_the_command_line_prints_gains_reasons_memory_and_how_to_train(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     words = [str(JOB), "--search", "--evaluations", "60", "--save", str(file)]

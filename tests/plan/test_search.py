@@ -55,6 +55,7 @@ def within_one_percent(case: tuple[str, str, int, int, int | None]) -> None:
     assert search_layouts(spec).best.step_s <= 1.01 * min(all_simulated(spec))
 
 
+@pytest.mark.slow
 def test_the_pick_is_within_one_percent_of_trying_everything() -> None:
     within_one_percent(EXHAUSTIVE[0])
 
@@ -161,6 +162,7 @@ def test_random_jobs_never_end_in_a_traceback_or_a_refused_plan(spec: JobSpec) -
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(jobs())
+@pytest.mark.slow
 def test_a_plans_step_is_that_of_its_whole_program(drawn: JobSpec) -> None:
     longer = replace(drawn, batch=replace(drawn.batch, sequences=7 * drawn.batch.sequences + 3))
     try:

@@ -364,6 +364,7 @@ def verb(*words: str) -> dict[str, Any]:
     return json.loads(run.output)
 
 
+@pytest.mark.slow
 def test_where_the_only_links_are_a_thousand_times_slower_the_plan_is_another(
     tmp_path: Path,
 ) -> None:

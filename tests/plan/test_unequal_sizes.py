@@ -107,6 +107,7 @@ def test_such_a_plan_is_written_read_back_and_simulated_alike(spec: JobSpec) -> 
     assert write_plan(file_of_plan(again)) == text
 
 
+@pytest.mark.slow
 def test_explain_and_simulate_say_each_stage_s_size(tmp_path: Path) -> None:
     path, plan = large_and_small(tmp_path), tmp_path / "plan.json"
     run = CliRunner().invoke(ratrain, ["plan", str(path), "-o", str(plan)])

@@ -25,6 +25,7 @@ def with_tier(case: Case, tier: str) -> Program:
 
 @quick
 @given(cases())
+@pytest.mark.slow
 def test_the_device_holds_slots_for_what_the_other_tier_holds_and_nothing_else_changes(
     case: Case,
 ) -> None:

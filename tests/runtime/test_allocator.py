@@ -45,6 +45,7 @@ def counted(script: str) -> list[list[int]]:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 def test_a_product_takes_nothing_beside_its_tensors_that_counts_as_one() -> None:
     before, during, after = counted(
         """
@@ -62,6 +63,7 @@ print(json.dumps([before, during, seen()]))
     assert during[1] - during[0] == pytest.approx(8 * 64 * 256 * 4, abs=1 << 14)  # bmm's result
 
 
+@pytest.mark.slow
 def test_blocks_of_the_code_that_makes_products_are_counted_apart_and_freed_apart() -> None:
     empty, held, freed, grown = counted(
         """
@@ -84,6 +86,7 @@ print(json.dumps([empty, held, freed, seen()]))
     assert grown[0] == pytest.approx(empty[0], abs=1 << 14)
 
 
+@pytest.mark.slow
 def test_the_limit_holds_tensors_and_not_products() -> None:
     ((beside_product, beyond_limit),) = counted(
         f"""
@@ -102,6 +105,7 @@ print(json.dumps([[fitting, fits(lambda: torch.empty({TENSOR_BYTES} + 1, dtype=t
     assert (beside_product, beyond_limit) == (True, False)
 
 
+@pytest.mark.slow
 def test_many_threads_that_allocate_at_once_leave_nothing_counted() -> None:
     before, after = counted(
         """

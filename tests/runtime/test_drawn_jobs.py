@@ -28,6 +28,7 @@ def test_drawn_jobs_have_every_schedule_and_every_degree_up_to_seven() -> None:
     assert max(setting.world_size for setting in settings) == MOST_PROCESSES
 
 
+@pytest.mark.slow
 def test_a_drawn_job_is_prepared_or_refused_with_its_place_and_a_fix(tmp_path: Path) -> None:
     prepared = 0
     for seed in range(QUICK):

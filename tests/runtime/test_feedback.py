@@ -122,6 +122,7 @@ def test_a_constant_gradient_is_sent_in_the_mean_as_it_is(seed: int, dtype: torc
 
 
 @pytest.mark.parametrize("by", ["direct", "ring"])
+@pytest.mark.slow
 def test_weights_move_by_gradients_smaller_than_a_rounding_step_with_feedback_alone(
     by: str, crew: Crew
 ) -> None:

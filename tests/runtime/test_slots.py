@@ -104,6 +104,7 @@ def test_every_rank_gets_the_ordered_sum_of_what_it_owns_and_then_of_all(
 
 @settings(max_examples=60, deadline=None)
 @given(UNITS, MIXES)
+@pytest.mark.slow
 def test_owned_ranges_tile_each_buffer_and_what_is_stored_tiles_each_slot(
     unit: str, degrees: list[int]
 ) -> None:
@@ -132,6 +133,7 @@ def test_owned_ranges_tile_each_buffer_and_what_is_stored_tiles_each_slot(
 
 @settings(max_examples=20, deadline=None)
 @given(UNITS, MIXES, st.sampled_from([CHUNK_BYTES, 1 << 9]))
+@pytest.mark.slow
 def test_what_is_stored_is_what_ranks_of_the_common_degree_would_store(
     unit: str, degrees: list[int], chunk_bytes: int
 ) -> None:

@@ -54,6 +54,7 @@ def test_every_program_that_verifies_finishes_whatever_its_costs(case: Case, see
 
 @quick
 @given(cases(), seeds)
+@pytest.mark.slow
 def test_peak_memory_stays_within_the_verifiers_bound_whatever_the_costs(
     case: Case, seed: int
 ) -> None:

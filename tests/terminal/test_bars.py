@@ -18,6 +18,8 @@ from verbs import SMALL
 from ratrain.cli.terminal.progress import Meter, bar_line
 from ratrain.describe.units import clock_of
 
+pytestmark = pytest.mark.slow  # half a second each
+
 COUNT = """
 import sys, time
 from ratrain.cli.terminal import progress as room

@@ -16,6 +16,7 @@ def test_the_readme_is_read_in_a_few_minutes() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 1000
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_simulate_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

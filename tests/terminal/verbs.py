@@ -55,10 +55,12 @@ class Use:
 USES = {
     "models": Use("models qwen2.5-32b", "activations of one layer"),
     "clusters": Use("clusters mixed-sites", "world: "),
-    "schema": Use("schema job", "additionalProperties", document=True),
+    "schema": Use("schema job", "additionalProperties", document=True, slow=True),
     "data": Use("data job.toml --sample 1 --verify", "position 0: sample"),
     "init job": Use("init job job-{out}.toml", r"try it: ratrain train", slow=True),
-    "init example": Use("init example small.toml -o {out}-examples", "try it: ratrain simulate"),
+    "init example": Use(
+        "init example small.toml -o {out}-examples", "try it: ratrain simulate", slow=True
+    ),
     "init cluster": Use("init cluster cluster-{out}.toml", r"show it", slow=True),
     "plan": Use(f"plan {SMALL}", r"simulated; .* in all", slow=True),
     "explain": Use(f"explain {SMALL}", "Plans that were simulated", slow=True),
@@ -81,33 +83,41 @@ USES = {
     "sample": Use("sample runs/job-ratrain --prompt line --tokens 20", "line", slow=True),
     "export": Use("export runs/job-ratrain {out}", "step 6", slow=True),
     **{
-        f"convert {name}": Use(" ".join(["convert", *words, "-o", "{out}-folder"]), "what differs")
+        f"convert {name}": Use(
+            " ".join(["convert", *words, "-o", "{out}-folder"]), "what differs", slow=True
+        )
         for name, words in COMMANDS.items()
     },
-    "noc sweep": Use("noc sweep --mesh 4x4 --loads 0.1,0.2 --window 1000", "link load"),
-    "noc collective": Use("noc collective reduce", "load of the wide links"),
-    "noc gemm": Use("noc gemm summa --simulate 4", "simulated 4x4"),
+    "noc sweep": Use("noc sweep --mesh 4x4 --loads 0.1,0.2 --window 1000", "link load", slow=True),
+    "noc collective": Use("noc collective reduce", "load of the wide links", slow=True),
+    "noc gemm": Use("noc gemm summa --simulate 4", "simulated 4x4", slow=True),
     "noc costs": Use("noc costs", "fp32 and fp16"),
-    "noc reproduce": Use("noc reproduce --models-only", "router area"),
+    "noc reproduce": Use("noc reproduce --models-only", "router area", slow=True),
     "kernels list": Use("kernels list", "attention"),
-    "kernels run": Use("kernels run rmsnorm --cores 2", "FP64|ulp"),
-    "kernels time": Use("kernels time rmsnorm --size rows=64 --size width=512", "bound"),
+    "kernels run": Use("kernels run rmsnorm --cores 2", "FP64|ulp", slow=True),
+    "kernels time": Use("kernels time rmsnorm --size rows=64 --size width=512", "bound", slow=True),
     "kernels text": Use(
         "kernels text rmsnorm --size rows=8 --size width=64 --cores 2", "store y", document=True
     ),
     "kernels picture": Use(
-        "kernels picture swiglu --size rows=64 --size width=512 --cores 4 -o {out}.svg", "svg"
+        "kernels picture swiglu --size rows=64 --size width=512 --cores 4 -o {out}.svg",
+        "svg",
+        slow=True,
     ),
     "kernels score": Use("kernels score rows.csv", "worst", slow=True),
     "graph plan": Use("graph plan graph.toml", "proved"),
     "graph train": Use("graph train graph.toml --run {out}-graph", "run +", slow=True),
     "graph compare": Use("graph compare graph.toml --mode bypass", "gradient error", slow=True),
-    "fit": Use("fit --model gpt-neo-2.7b --memory 24GB --host 64GB", "fastest: optimizer in host"),
+    "fit": Use(
+        "fit --model gpt-neo-2.7b --memory 24GB --host 64GB",
+        "fastest: optimizer in host",
+        slow=True,
+    ),
     "clean": Use("clean . --dry-run", "nothing"),
     "evaluate": Use("evaluate runs/job-ratrain text.txt", "perplexity", slow=True),
     "checkpoints": Use("checkpoints saved --verify", "verified"),
     "lab check": Use("lab check cpu-lab --devices 2", "processors", slow=True, root=True),
-    "lab run": Use("lab run cpu-lab --devices 2 -- hostname", r"\[1\]", root=True),
+    "lab run": Use("lab run cpu-lab --devices 2 -- hostname", r"\[1\]", root=True, slow=True),
     "lab chaos": Use(
         "lab chaos job.toml --faults slow --every 1 --lasts 1 --set train.steps=60 "
         f"--set cluster.name={EXAMPLES / 'clusters/two-sites-lab.toml'} --set cluster.devices=4 "

@@ -146,6 +146,7 @@ def test_a_sender_killed_in_mid_transfer_fails_the_wait_and_counts_no_partial_wr
                 assert (target == 7).all()
 
 
+@pytest.mark.slow
 def test_a_peer_killed_between_transfers_or_before_contact_gives_an_error_not_a_hang(
     provider: str,
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_stopped_peer_is_waited_for_below_the_dead_time_and_fails_above_it(
         assert time.monotonic() - began_s < 2.5
 
 
+@pytest.mark.slow
 def test_a_slow_reader_meets_the_deadline_and_no_memory_piles_up() -> None:
     with far("sock", "receive") as other, near("sock") as engine:
         src = engine.register(np.ones(256 << 20, np.uint8))

@@ -52,6 +52,7 @@ gradient_dtype = "{job.schedule.gradient_dtype}"
 """
 
 
+@pytest.mark.slow
 def test_each_row_is_the_job_of_a_job_file(tmp_path: Path) -> None:
     assert len(RUNS) == 73
     for run in RUNS:

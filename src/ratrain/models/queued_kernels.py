@@ -3,7 +3,7 @@ itself (`ratrain.devices.deferred`)."""
 
 from __future__ import annotations
 
-from functools import cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -51,7 +51,14 @@ class QueuedKernels:
         self._operators.rotate_(x, cosines, sines)
 
 
-@cache
+_made: list[QueuedKernels] = []
+_one_at_a_time = Lock()
+
+
 def queued(kernels: object) -> QueuedKernels:
-    """The same, as operators; made once."""
-    return QueuedKernels(kernels)
+    """The same, as operators. torch takes a name once in a process: lanes that ask together, or who
+    has loaded the library anew, get those that are there."""
+    with _one_at_a_time:
+        if not _made:
+            _made.append(QueuedKernels(kernels))
+    return _made[0]

@@ -76,6 +76,7 @@ def worm_sets(draw: st.DrawFn) -> list[Worm]:
 
 @settings(max_examples=150, deadline=None)
 @given(worm_sets(), st.lists(st.integers(0, 30), min_size=5, max_size=5))
+@pytest.mark.slow
 def test_a_set_called_safe_never_deadlocks(worms: list[Worm], at: list[int]) -> None:
     issue = sorted(at[: len(worms)])
     if not check(MESH, worms).can_deadlock:
