@@ -64,7 +64,7 @@ def test_a_run_killed_again_and_again_ends_with_the_very_same_weights(
         ended(process)
     status, out, err = ended(started(tmp_path, "--run", "killed", "--resume"))
     assert status == 0, err
-    assert "resumed behind epoch" in out
+    assert "resumed after epoch" in out
     # a name ends in the hash of its bytes, the optimizer's states among them
     assert checkpoints(tmp_path / "killed") == checkpoints(tmp_path / "whole")
     metrics = [tmp_path / run / "metrics.jsonl" for run in ("whole", "killed")]
@@ -82,13 +82,13 @@ def test_a_run_that_is_asked_to_stop_saves_and_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     status, _, err = ended(process)
     assert status == 75, err
-    assert "go on with --resume" in err
+    assert "resume with --resume" in err
     number = int(checkpoints(tmp_path / "run")[-1].split("-")[1])
     status, out, _ = ended(
         started(tmp_path, "--run", "run", "--resume", "--epochs", str(number + 1))
     )
     assert status == 0
-    assert f"resumed behind epoch {number}" in out
+    assert f"resumed after epoch {number}" in out
 
 
 @pytest.mark.slow

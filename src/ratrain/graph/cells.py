@@ -27,7 +27,7 @@ class NextUses:
                 self._at[datum].append(at)
 
     def after(self, datum: Datum, at: int) -> int:
-        """The first use behind an item; NEVER where there is none."""
+        """The first use after an item; NEVER where there is none."""
         uses = self._at.get(datum, ())
         place = bisect_right(uses, at)
         return uses[place] if place < len(uses) else NEVER

@@ -201,7 +201,7 @@ def _waits(columns: Columns) -> list[list[int]]:
 
 
 def _freed(program: GraphProgram) -> list[list[Datum]]:
-    """For each op the data that leave memory behind it, as its uses say."""
+    """For each op the data that leave memory after it, as its uses say."""
     by_name: dict[str, Datum] = {}
     for op in program.ops:
         for datum in (*op.item.reads, *op.item.makes, *((op.datum,) if op.datum else ())):

@@ -75,7 +75,7 @@ class State:
     name: str
     tier: str
     size_bytes: int
-    given: bool  # is there before the epoch, and behind it
+    given: bool  # is there before the epoch, and after it
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Builder:
         return GraphProgram(self._shape, self._layout, tuple(self._items), tuple(self._states), ops)
 
     def _take(self, at: int, item: Item) -> None:
-        """Puts an item on the compute lane, behind the reads that it needs."""
+        """Puts an item on the compute lane, after the reads that it needs."""
         op = Op(COMPUTE_LANE, item)
         kept = (*item.reads, *item.makes)
         for datum in item.reads:
@@ -253,7 +253,7 @@ class _Builder:
             op.uses.append((WRITE, number, self._version[number]))
 
     def _free(self, datum: Datum) -> None:
-        """Frees a datum's cells behind its last use; what nobody has used yet, but will, behind its
+        """Frees a datum's cells after its last use; what nobody has used yet, but will, after its
         write."""
         op = self._last_op[datum]
         if datum in op.item.makes and datum not in op.item.reads:

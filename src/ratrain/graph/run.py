@@ -90,7 +90,7 @@ class Run:
             self._training.store_features(progress)
 
     def epochs(self, progress: Callable[[], Progress | None] = lambda: None) -> Iterator[Epoch]:
-        """The epochs that are left, each with its checkpoint behind it where one is due."""
+        """The epochs that are left, each followed by its checkpoint where one is due."""
         last = self._spec.train.epochs
         with self._stopped_by_signals():
             while self.epochs_done < last and not self.asked_to_stop:
@@ -106,7 +106,7 @@ class Run:
 
     @contextmanager
     def _stopped_by_signals(self) -> Generator[None]:
-        """SIGTERM and SIGUSR1 end the run behind the epoch that is under way."""
+        """SIGTERM and SIGUSR1 end the run after the epoch that is under way."""
 
         def ask(_number: int, _frame: FrameType | None) -> None:
             self.asked_to_stop = True

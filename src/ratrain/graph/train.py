@@ -95,7 +95,7 @@ class Training:
                 progress(part + 1, shape.parts)
 
     def epoch(self, progress: Progress | None = None) -> Epoch:
-        """One epoch, and the optimizer's step behind it."""
+        """One epoch, and the optimizer's step after it."""
         epoch = self.gradients(progress)
         self.optimizer.step()
         self.epochs += 1
@@ -135,7 +135,7 @@ class Training:
         return save(folder / CHECKPOINTS, saved, self._spec.train.keep)
 
     def resume(self, folder: Path) -> int:
-        """Takes up the latest checkpoint; the epochs that it has behind it."""
+        """Resumes from the latest checkpoint; how many epochs it has done."""
         saved = latest(folder / CHECKPOINTS, self._about)
         if saved is not None:
             restore(saved, self.parameters, self.optimizer)

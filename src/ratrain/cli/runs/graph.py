@@ -77,8 +77,8 @@ def plan(file: Path, as_json: bool) -> None:
 def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_json: bool) -> None:
     """Train the network of FILE, and compare memory, bytes and time with the plan.
 
-    A checkpoint is written every `checkpoint_every` epochs. A run that was killed goes on with
-    --resume, and ends with the very same weights. SIGTERM saves behind the epoch under way.
+    A checkpoint is written every `checkpoint_every` epochs. A run that was killed resumes with
+    --resume, and ends with the very same weights. SIGTERM saves after the epoch under way.
 
     \b
     Example:
@@ -99,7 +99,7 @@ def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_
         with progress("features to the disk", "partitions") as report:
             run.begin(resume=resume, progress=report)
         if run.epochs_done and not as_json:
-            click.echo(f"resumed behind epoch {run.epochs_done} of {spec.train.epochs}")
+            click.echo(f"resumed after epoch {run.epochs_done} of {spec.train.epochs}")
         with progress("training", "epochs") as report:
             for epoch in run.epochs():
                 report(epoch.number, spec.train.epochs)
@@ -115,7 +115,7 @@ def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_
         click.echo("\n".join(_comparison(run.plan, body["measured"])))
         click.echo(f"run  {folder}")
     if stopped:
-        click.echo(f"saved behind epoch {run.epochs_done}; go on with --resume", err=True)
+        click.echo(f"saved after epoch {run.epochs_done}; resume with --resume", err=True)
         raise click.exceptions.Exit(SAVED_NOT_FINISHED)
 
 

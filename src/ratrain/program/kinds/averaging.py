@@ -10,7 +10,7 @@ from ratrain.program.setup import Averages
 
 def _average(b: Binding, ops: Ops) -> None:
     """AverageW: weights in, their mean over all holders out in their place, and a view of it:
-    behind the update with the moments (local SGD), or ahead of it, where the view's last reader of
+    after the update with the moments (local SGD), or ahead of it, where the view's last reader of
     the step has ended. It changes what training means: see `passes/averaging.py`."""
     for family in ("optimizer", "view"):
         found = b.lasting(family, ops)

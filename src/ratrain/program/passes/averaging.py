@@ -30,12 +30,12 @@ def average_weights(
     Takes every reduction of gradients away. It changes what training means, and says so by name.
     Copies of a tied matrix still add up their gradients in every step, each replica's alone.
 
-    `local-sgd` (Stich 2019, arXiv 1805.09767): all units behind the last step's updates, in their
+    `local-sgd` (Stich 2019, arXiv 1805.09767): all units after the last step's updates, in their
     order, with the optimizer's moments, so that after a period all replicas are alike. Safe because
     an average reads updated weights, and the next step's forward reads the average.
 
     `dreamddp` (Tang et al. 2025, arXiv 2502.11058): a unit in the step that `turns` gives it,
-    behind its last backward there and ahead of its update, which takes the replica's own gradient
+    after its last backward there and ahead of its update, which takes the replica's own gradient
     at the weights before. Moments are never averaged, so replicas are never all alike. The
     transfer hides behind the backwards of the units below. Safe because it waits for all readers
     of the view that it overwrites.
