@@ -247,7 +247,7 @@ def _comparison(plan: Plan, measured: dict[str, Any]) -> Iterator[str]:
     moved = ("read", plan.program.read_bytes), ("written", plan.program.written_bytes)
     for (name, size), key in zip((*moved, ("peak", plan.peak_bytes)), _MEASURED, strict=True):
         yield f"{name:11}{format_bytes(size):>12}{format_bytes(measured[key]):>12}"
-    yield "the planned time: with products and sums as timed here, at the disk rates of the file"
+    yield "planned with products and sums as timed here, at the disk rates of the file"
 
 
 _MEASURED = ("read_bytes", "written_bytes", "peak_bytes")
