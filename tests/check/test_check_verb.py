@@ -87,7 +87,7 @@ def test_losses_are_compared_with_those_of_exact_operators(tmp_path: Path) -> No
     write_job(tmp_path, steps=2)
     ran = check(tmp_path, "job.toml", "--steps", "2", "--run", "made")
     assert ran.status == 0, ran.err
-    assert "right: nothing is farther off than rounding allows" in ran.out
+    assert "right: nothing that was compared is farther off than rounding allows" in ran.out
     assert ran.out.count("\nok ") >= 12 and "losses" in ran.out
     assert all(len(line) <= 80 for line in ran.out.splitlines())
     again = check(tmp_path, "job.toml", "--run", "made")

@@ -160,3 +160,12 @@ def test_mistakes_in_some_tables_hide_none_in_the_others(
     assert all(any(at.endswith(place) for at in named) for place in places), named
     lines = [int(at.split(":")[-1].split()[0]) for at in named]
     assert lines == sorted(lines)
+
+
+def test_a_table_that_is_missing_is_named_with_what_it_must_hold(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[train]\nsteps = 1\n")
+    with pytest.raises(SpecError) as refused:
+        load_job(tmp_path / "job.toml")
+    fixes = [each.fix for each in (refused.value, *refused.value.more)]
+    assert "add the table [model] with name, sequence_length" in fixes
+    assert "add the table [batch] with sequences" in fixes

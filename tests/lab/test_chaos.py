@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from cli_runs import ratrain, write_job
 
+from ratrain.cli.measuring.chaos import audit_lines
 from ratrain.lab.faults import FAULTS, drawn_faults
 from ratrain.lab.needs import missing
-from ratrain.runtime.run.chaos import wrong_steps
+from ratrain.runtime.run.chaos import Audit, Happened, wrong_steps
 
 HOSTS = ("birch", "oak", "pine")
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
@@ -84,6 +85,15 @@ def test_a_step_that_is_missing_or_came_twice_is_named(
         first, *others = ({"step": step} for step in steps)
         rows += [{**first, "started_s": 1.0}, *others]
     assert wrong_steps(rows) == wrong
+
+
+@pytest.mark.parametrize(("hits", "says"), [([], True), ([False], True), ([False, True], False)])
+def test_a_run_that_no_fault_met_is_not_called_proved_by_faults(
+    hits: list[bool], says: bool, tmp_path: Path
+) -> None:
+    faults = tuple(Happened("kill", "oak", hit, 1.0, 0.0, 3, False, 0, 0.1) for hit in hits)
+    found = Audit(0, 9, 9, (), 0.0, 0.1, faults, None, tmp_path / "log")
+    assert ("no fault met a host" in " ".join(audit_lines(found, tmp_path))) == says
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ class Report:
 
     def _losses(self) -> list[str]:
         if not self.losses:
-            return []
+            return ["", "losses were not compared"]
         head = f"{'':6}{'step':>6}{'loss':>14}{'exact':>14}{'off':>12}{'may be off':>12}"
         lines = ["", "losses", head]
         for row in self.losses:
@@ -132,7 +132,9 @@ class Report:
             what = f"{row.op} of {row.name}" if row.rule == "scatter" else row.name
             lines += _folded(f"first wrong: {what}, in {wrong.where.words}")
         lines.append(
-            "wrong" if self.wrong else "right: nothing is farther off than rounding allows"
+            "wrong"
+            if self.wrong
+            else "right: nothing that was compared is farther off than rounding allows"
         )
         return lines
 
@@ -140,8 +142,7 @@ class Report:
     def first_wrong(self) -> tuple[Row, Wrong] | None:
         """What was wrong first on any rank, and where."""
         found = [(row, wrong) for row in self.rows for wrong in row.first[:1]]
-        key = lambda each: (each[1].where.step, each[1].order)  # noqa: E731
-        return min(found, key=key, default=None)
+        return min(found, key=lambda each: (each[1].where.step, each[1].order), default=None)
 
 
 def _ordered(rows: Iterable[Row]) -> list[Row]:

@@ -228,8 +228,9 @@ class _Loader:
                 except _Wrong:
                     continue
             elif field.required and key not in misspelt:
-                samples = [place.written(key, sample) for sample in samples_of(field.hint)]
-                self._told(f'the key "{key}" is missing', place, f"add {' or '.join(samples)}")
+                self._told(
+                    f'the key "{key}" is missing', place, _how_to_add(key, field.hint, place)
+                )
         return values
 
     def _told(self, what: str, place: Place, fix: str) -> _Wrong:
@@ -431,6 +432,18 @@ def sample_of(hint: Any) -> str:
     low = max(rule.low or 0, 1) if rule.high is None else rule.low or 0
     numbers = {int: f"{low:.0f}", float: f"{float(low)}"}
     return {str: _TEXT, bool: "false", **numbers}.get(hint, _NO_SAMPLE)
+
+
+def _how_to_add(key: str, hint: Any, place: Place) -> str:
+    """What adds a key that is missing: its line, or of a table its name and what it must hold."""
+    names = (*place.keys, key)
+    is_table = dataclasses.is_dataclass(hint) and place.form != "json"
+    if is_table and all(isinstance(name, str) for name in names):
+        needed = [
+            name for name, field in fields_of(cast("type[Any]", hint)).items() if field.required
+        ]
+        return f"add the table [{'.'.join(map(str, names))}] with {', '.join(needed)}"
+    return f"add {' or '.join(place.written(key, sample) for sample in samples_of(hint))}"
 
 
 def samples_of(hint: Any) -> list[str]:

@@ -104,7 +104,7 @@ def chaos(
     if as_json:
         print_json("lab chaos", {"run": str(ready.folder.path), **_body(found)})
     else:
-        click.echo("\n".join(_lines(found, ready.folder.path)))
+        click.echo("\n".join(audit_lines(found, ready.folder.path)))
     return 1 if found.wrong_steps else found.status
 
 
@@ -147,7 +147,7 @@ def _body(found: Audit) -> dict[str, Any]:
     }
 
 
-def _lines(found: Audit, run: Path) -> list[str]:
+def audit_lines(found: Audit, run: Path) -> list[str]:
     """The verdict first."""
     from statistics import median
 
@@ -163,6 +163,8 @@ def _lines(found: Audit, run: Path) -> list[str]:
         verdict = f"nothing lost: each of {count} counts exactly once"
     else:
         verdict = f"the run failed with status {found.status} after {count}: see {found.log}"
+    if not any(each.hit for each in found.faults):
+        verdict += "; but no fault met a host that trained: give a longer run, or a smaller --every"
     lines = [*wrapped(verdict), ""]
     lines.append(
         f"{'at':>8}  {'fault':6}{'host':14}{'lasted':>9}{'longest wait':>14}  started again"
@@ -170,6 +172,7 @@ def _lines(found: Audit, run: Path) -> list[str]:
     for each in found.faults:
         lasted = f"{each.lasted_s:.1f} s" if FAULTS[each.kind].lasts else ""
         again = f"yes, {each.steps_again} steps done again" if each.restarted else "no"
+        again = again if each.hit else "no: it was left out"
         lines.append(
             f"{each.at_s:>6.1f} s  {each.kind:6}{each.host:14}{lasted:>9}"
             f"{each.longest_wait_s:>12.1f} s  {again}"

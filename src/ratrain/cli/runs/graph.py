@@ -78,7 +78,8 @@ def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_
     """Train the network of FILE, and compare memory, bytes and time with the plan.
 
     A checkpoint is written every `checkpoint_every` epochs. A run that was killed resumes with
-    --resume, and ends with the very same weights. SIGTERM saves after the epoch under way.
+    --resume, and ends with the very same weights if budget and threads are the same. SIGTERM
+    saves after the epoch under way.
 
     \b
     Example:

@@ -19,12 +19,13 @@ from pathlib import Path
 from statistics import median
 
 from ratrain.describe.job import JobSpec
-from ratrain.errors import SAVED_NOT_FINISHED, Infeasible, RatrainError, RunFailed
+from ratrain.errors import SAVED_NOT_FINISHED, Infeasible, RunFailed
 from ratrain.lab import Lab
 from ratrain.lab.faults import FAULTS, Fault, Victim, drawn_faults
 from ratrain.lab.shell import down_mark, write_hosts
 from ratrain.runtime.rank.rows import Row, is_validation
 from ratrain.runtime.run.reports.goodput import Goodput, goodput_of
+from ratrain.runtime.run.watch import Follower
 from ratrain.runtime.run_folder import RunFolder
 
 RANKS = "ratrain.runtime.rank"
@@ -51,12 +52,14 @@ class Chaos:
 
 @dataclass(frozen=True)
 class Happened:
-    """A fault that happened, and what it cost until the next one. `step`: steps that had been done
-    before it; `restarted`: whether the run was started again; `steps_again`: those that had to be
-    done again then; `longest_wait_s`: between the ends of two steps."""
+    """A fault that happened, and what it cost until the next one. `hit`: whether ranks ran on that
+    host: one that was left out has none until it is taken in again. `step`: steps that had been
+    done before it; `restarted`: whether the run was started again; `steps_again`: those that had to
+    be done again then; `longest_wait_s`: between the ends of two steps."""
 
     kind: str
     host: str
+    hit: bool
     at_s: float
     lasted_s: float
     step: int
@@ -159,10 +162,11 @@ def _ended(launch: subprocess.Popen[bytes], number: signal.Signals) -> int:
     if launch.poll() is None:
         launch.send_signal(number)
     try:
-        return launch.wait(_SAVING_S)
+        status = launch.wait(_SAVING_S)
     except subprocess.TimeoutExpired:
         launch.kill()
-        return 128 - launch.wait()
+        status = launch.wait()
+    return status if status >= 0 else 128 - status
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,7 @@ class _Struck:
     """A fault, when it began by the wall clock, and how long it really lasted."""
 
     fault: Fault
+    hit: bool
     began_s: float
     lasted_s: float
 
@@ -184,8 +189,8 @@ class _Striking:
         victims: dict[str, Victim],
         watch: Callable[[int], None],
     ) -> None:
-        self._folder, self._launch, self._victims = folder, launch, victims
-        self._watch = watch
+        self._launch, self._victims, self._watch = launch, victims, watch
+        self._rows, self._last_step_s = Follower(folder), 0.0
 
     def strike(self, chaos: Chaos) -> list[_Struck]:
         """Until the run has ended, or the time is over."""
@@ -199,13 +204,14 @@ class _Striking:
             if not self._trains_for(fault.after_s, end_s):
                 return struck
             kind, victim = FAULTS[fault.kind], self._victims[fault.host]
+            hit = bool(victim.workers())
             began_s, clock_s = time.time(), time.monotonic()
             kind.begin(victim)
             try:
                 self._trains_for(fault.lasts_s, end_s)
             finally:
                 kind.end(victim)
-            struck.append(_Struck(fault, began_s, time.monotonic() - clock_s))
+            struck.append(_Struck(fault, hit, began_s, time.monotonic() - clock_s))
             self._wait_for_a_step(after_s=time.time())
         raise AssertionError("faults are drawn without end")
 
@@ -213,7 +219,7 @@ class _Striking:
         """For one that ends after this time of the wall clock: until then a further fault, or a
         request to stop, would find nothing that trains."""
         until_s = time.monotonic() + _RECOVERY_S
-        while not any(row["time_s"] > after_s for row in _steps(self._folder)):
+        while self._last_step_s <= after_s:
             if not self._trains_for(_LOOK_EVERY_S, until_s):
                 return
 
@@ -223,22 +229,20 @@ class _Striking:
         while (now_s := time.monotonic()) < min(until_s, end_s):
             if self._launch.poll() is not None:
                 return False
-            self._watch(len(_steps(self._folder)))
+            self._look()
             time.sleep(min(_LOOK_EVERY_S, max(0.0, until_s - now_s)))
         return now_s < end_s and self._launch.poll() is None
 
-
-def _steps(folder: RunFolder) -> list[Row]:
-    """The rows of the steps that count."""
-    try:
-        return [row for row in folder.read_metrics() if not is_validation(row)]
-    except (OSError, RatrainError):  # not there yet
-        return []
+    def _look(self) -> None:
+        for row in self._rows.new_rows():
+            if not is_validation(row):
+                self._last_step_s = row["time_s"]
+                self._watch(row["step"] + 1)
 
 
 def audit(folder: RunFolder, status: int, struck: Sequence[_Struck], log: Path) -> Audit:
     """What became of a run that went through these faults."""
-    counted = _steps(folder)
+    counted = [row for row in folder.read_metrics() if not is_validation(row)]
     if not counted:
         raise RunFailed(
             f"the run ended with status {status} before its first step",
@@ -299,6 +303,7 @@ def _happened(each: _Struck, rows: Sequence[Row], first_s: float, until_s: float
     return Happened(
         each.fault.kind,
         each.fault.host,
+        each.hit,
         each.began_s - first_s,
         each.lasted_s,
         reached,
