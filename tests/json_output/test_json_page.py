@@ -57,7 +57,7 @@ QUICK: dict[str, list[Words]] = {
     "fit": [
         ["fit", "--model", "gpt-neo-2.7b", "--memory", "24GB", "--host", "64GB", "--disk", "1TB"],
     ],
-    "explain": [["explain", "plan.json"], ["explain", UNEQUAL]],
+    "explain": [["explain", "small-plan.json"], ["explain", UNEQUAL]],
     "program": [["program", SMALL], ["program", SMALL, "--form", "csv", "-o", "small.csv"]],
     "schedules": [
         ["schedules", SMALL],
@@ -216,6 +216,8 @@ def test_a_verbs_keys_are_the_documented_ones(verb: str, printed: Any, folder: P
         (folder / "broken.program").write_text(text.replace(" 0SEND_F3", ""))
         written = "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0\n"
         (folder / "broken.csv").write_text(written)
+    if verb == "explain":
+        printed(["plan", SMALL, "-o", "small-plan.json"])
     bodies = [printed(words) for words in QUICK[verb]]
     check(verb, bodies, all_forms=verb != "data")  # to collect a sample text takes seconds
 
