@@ -112,7 +112,7 @@ def test_a_job_that_does_not_leave_its_order_open_keeps_it(
     assert all(plan.plan.strategy.skeleton == "1f1b" for plan in plans.unequal.trainable)
 
 
-def test_a_plan_that_recovers_or_has_no_waits_or_divides_sequences_is_not_tried(
+def test_a_plan_that_recovers_or_has_no_waits_is_not_tried(
     small: tuple[Path, EveryPlan],
 ) -> None:
     plan = in_1f1b(best_of(small[1]).plan)
@@ -122,7 +122,6 @@ def test_a_plan_that_recovers_or_has_no_waits_or_divides_sequences_is_not_tried(
     one = replace(replica, micro_batches=1, joined=())
     for other in (recovers, one):
         assert not may_be_split(replace(plan, replicas=(other,)))
-    assert not may_be_split(replace(plan, sequence_parallel=True))
     asked = replace(plan.job.schedule, skeleton="1f1b")
     assert not may_be_split(replace(plan, job=replace(plan.job, schedule=asked)))
 

@@ -12,7 +12,7 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.sizes import boundary_bytes, matrices_of, stores_scores
-from ratrain.plan.layout.transfers import inner_sums_s, sums_alone_s
+from ratrain.plan.layout.transfers import gathered_again_s, inner_sums_s, sums_alone_s
 
 
 def placed_times(
@@ -56,8 +56,10 @@ def times_in_layout(
     )
     optimizer = job.train.rule
     update_flops = optimizer.update_flops(matrices_of(block))
+    again_s = gathered_again_s(job, block.kind, boundary, layout, tensor_link)
     times = replace(
         times,
+        split_s=times.split_s + again_s,
         update_moves=optimizer.moved_bytes / OPTIMIZER_BYTES_PER_PARAM,
         # A device whose layers were measured may say no rate: most optimizers need none.
         update_flops_s=update_flops and update_flops / device.flops_rate(job.schedule.dtype),

@@ -111,12 +111,10 @@ def in_split_orders(search: SplitSearch, plans: Sequence[Timed], whole_s: float)
 
 def may_be_split(plan: Plan) -> bool:
     """Whether a plan's order is left to the planner, it keeps all activations, and a replica has
-    waits that weight gradients could fill.
-    Not where sequences are divided: see `layout.further_orders`."""
+    waits that weight gradients could fill."""
     return (
         takes_other_orders(plan.job, plan.strategy)
         and plan.job.schedule.recovery in ("auto", "keep-all")
-        and not plan.sequence_parallel
         and _keeps_all(plan)
         and not any(replica.layout.virtual > 1 for replica in plan.replicas)
         and any(map(_waits, plan.replicas))
