@@ -59,10 +59,14 @@ if TYPE_CHECKING:
     from ratrain.plan.layout.sizes import parameter_balanced_layers as parameter_balanced_layers
     from ratrain.plan.layout.sizes import travels as travels
     from ratrain.plan.orders.schedules import Comparison as Comparison
+    from ratrain.plan.orders.schedules import LaidOut as LaidOut
     from ratrain.plan.orders.schedules import Predicted as Predicted
+    from ratrain.plan.orders.schedules import compare as compare
+    from ratrain.plan.orders.schedules import laid_out as laid_out
     from ratrain.plan.orders.search import Limits as Limits
     from ratrain.plan.orders.searched import SearchedOrder as SearchedOrder
     from ratrain.plan.orders.searched import SearchResult as SearchResult
+    from ratrain.plan.orders.searched import search_compared as search_compared
     from ratrain.plan.price.bill import bill as bill
     from ratrain.plan.price.durations import declare_cost as declare_cost
     from ratrain.plan.price.places import costs_of as costs_of
@@ -84,10 +88,6 @@ if TYPE_CHECKING:
     from ratrain.plan.search.moves import Move as Move
     from ratrain.plan.search.moves import declare_move as declare_move
     from ratrain.plan.search.tried import Tried as Tried
-    from ratrain.plan.words.compared import LaidOut as LaidOut
-    from ratrain.plan.words.compared import compare as compare
-    from ratrain.plan.words.compared import laid_out as laid_out
-    from ratrain.plan.words.compared import search_compared as search_compared
     from ratrain.plan.words.explain import NEAR as NEAR
     from ratrain.plan.words.explain import binding as binding
     from ratrain.plan.words.explain import explain as explain
@@ -122,9 +122,9 @@ _HOME = {
     "layout.placement": "place",
     "layout.plan": "Plan plan_of_row plan_of_setup",
     "layout.sizes": "blocks_of_stages parameter_balanced_layers travels",
-    "orders.schedules": "Comparison Predicted",
+    "orders.schedules": "Comparison LaidOut Predicted compare laid_out",
     "orders.search": "Limits",
-    "orders.searched": "SearchResult SearchedOrder",
+    "orders.searched": "SearchResult SearchedOrder search_compared",
     "price.bill": "bill",
     "price.durations": "declare_cost",
     "price.places": "costs_of",
@@ -138,7 +138,6 @@ _HOME = {
     "search.moves": "Drafts Move declare_move",
     "draft.space": "Side Space sides_of",
     "search.tried": "Tried",
-    "words.compared": "LaidOut compare laid_out search_compared",
     "words.explain": "NEAR binding explain explanation_json explanation_text",
     "words.explain_kinds": "binding_words busy_words",
     "words.schedules": "compared_json compared_text",
