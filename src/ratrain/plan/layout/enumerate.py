@@ -24,7 +24,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.plan.layout.buckets import require_bucketable
-from ratrain.plan.layout.compute_times import placed_times
+from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.further_orders import in_order, orders_tried
 from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
 from ratrain.plan.layout.placement import Placement
@@ -344,8 +344,8 @@ def times_by_kind(job: JobSpec, placement: Placement) -> Times:
     scores = stores_scores(job)
 
     def time(name: str, block: Block, selective: bool) -> BlockTimes:
-        device, pipeline = placement.kind(name), stage_of[name]
-        return placed_times(job, placement, block, device, pipeline, selective=selective)
+        device, link = placement.kind(name), placement.inside(stage_of[name])
+        return times_in_layout(job, placement.layout, block, device, link, selective=selective)
 
     def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]:
         embedding, layer, head = (time(name, block, False) for block in kinds_of_block(job))

@@ -10,7 +10,6 @@ from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.layout.placement import Placement
 
 SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
 """All-reduces of a block in one direction; a layer's come after attention and after the MLP
@@ -115,20 +114,24 @@ def sums_alone_s(
     return sums.alone_s(link.bandwidth_bytes_per_s)
 
 
-def stage_message(
-    boundary_bytes: int,
+def boundary_message(
+    job: JobSpec,
+    size_bytes: int,
     link: Link,
     device: DeviceKind,
-    placement: Placement,
-    target: int,
-    *,
-    whole: bool,
+    groups: tuple[LayoutSpec, LayoutSpec],
+    inside: Link | None,
 ) -> Transfer:
-    """A tensor from one stage to the next, `target`, as a rank of the sending group sees it; see
-    `group_message`."""
-    layout = placement.layout
-    inside = placement.tensor_link(target) if layout.tensor > 1 else None
-    return group_message(boundary_bytes, link, device, layout, inside, whole=whole)
+    """A tensor from a stage's tensor group to that of a neighbouring stage, as a rank of the sender
+    sees it. `groups`: the layouts of both; `inside`: the receiver's own link."""
+    here, there = groups
+    if here.tensor == there.tensor:
+        whole = job.backend.whole_sends
+        return group_message(size_bytes, link, device, here, inside, whole=whole)
+    over = None if there.sequence_parallel else inside
+    return regrouped_message(
+        size_bytes, link, device, (here.tensor, there.tensor), gathered_over=over
+    )
 
 
 def group_message(
