@@ -76,13 +76,8 @@ def estimate(group: Group, recovery: Ints) -> Estimate:
         return estimates[0]
     slowest = np.argmax([each.step_s for each in estimates], axis=0)
     rows = np.arange(len(group))
-    return Estimate(
-        np.array([each.step_s for each in estimates])[slowest, rows],
-        np.array([each.slot_s for each in estimates])[slowest, rows],
-        np.array([each.ramp_s for each in estimates])[slowest, rows],
-        np.array([each.tail_s for each in estimates])[slowest, rows],
-        np.array([each.busiest for each in estimates])[slowest, rows],
-    )
+    of_classes = zip(*(vars(each).values() for each in estimates), strict=True)
+    return Estimate(*(np.array(column)[slowest, rows] for column in of_classes))
 
 
 @dataclass(frozen=True)

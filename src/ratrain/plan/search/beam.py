@@ -10,10 +10,10 @@ from itertools import islice, permutations, product
 from math import inf
 
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.pools import Post, Shape, divisions_of, in_division, tensor_degrees
+from ratrain.plan.draft.pools import Post, Shape, in_division, tensor_degrees
 from ratrain.plan.draft.shares import best_shares, in_best_sizes
 from ratrain.plan.draft.space import Side, Space
-from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.enumerate import StateMode, divisions_of
 from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.plan.search.effort import Effort
 from ratrain.plan.search.moves import changed
@@ -138,7 +138,7 @@ class Beam:
         short."""
         space = self._space
         degrees = {t for pool in space.stages.pools for t in tensor_degrees(space.stages.job, pool)}
-        division = divisions_of(space.stages.job, [(Post(0, tensor),) for tensor in degrees])
+        division = divisions_of(space.stages.job, degrees)
         for state in space.states:
             made = [draft for divided in division for draft in seeds(space, divided, state)]
             yield from made

@@ -23,14 +23,13 @@ from ratrain.plan.draft.pools import (
     FEW,
     Post,
     Shape,
-    divisions_of,
     in_division,
     tensor_degrees,
     used_of,
 )
 from ratrain.plan.draft.space import Side, Space, StageMembers
 from ratrain.plan.draft.stages import Stages
-from ratrain.plan.layout.enumerate import StateMode, divisors_of
+from ratrain.plan.layout.enumerate import StateMode, divisions_of, divisors_of
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.effort import FEWEST
 from ratrain.program.units import Ints
@@ -59,7 +58,7 @@ def members_seeds(space: Space, bar_s: float) -> Iterator[Draft]:
     if sum(space.counts) > FEW:
         return
     degrees = {t for pool in stages.pools for t in tensor_degrees(stages.job, pool)}
-    division = divisions_of(stages.job, [(Post(0, tensor),) for tensor in degrees])
+    division = divisions_of(stages.job, degrees)
     sizes = [size for size in divisors_of(space.sequences) if size <= LARGEST_MICRO_BATCH]
     for state in space.members_states:
         every = [Ideas(space, size, state, divided) for divided in division for size in sizes]

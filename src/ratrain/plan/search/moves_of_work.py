@@ -9,9 +9,10 @@ from math import gcd
 from ratrain.plan.draft.aligned import cut_alike, moved_alike
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import recut
-from ratrain.plan.draft.pools import divisions_of, in_division
+from ratrain.plan.draft.pools import in_division
 from ratrain.plan.draft.shares import best_shares, in_best_sizes
 from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
+from ratrain.plan.layout.enumerate import divisions_of
 
 MOST_STAGES, FULLEST = 16, 6
 """Stages up to which any gives a layer to any; of more, so many give and so many take."""
@@ -116,7 +117,8 @@ def state_sharing(space: Space, draft: Draft) -> Drafts:
 
 def sequence_parallelism(space: Space, draft: Draft) -> Drafts:
     """Sequences divided in tensor groups, or not."""
-    if len(divisions_of(space.stages.job, (part.shape for part in draft.parts))) > 1:
+    degrees = {post.tensor for part in draft.parts for post in part.shape}
+    if len(divisions_of(space.stages.job, degrees)) > 1:
         sides = [
             side._replace(shape=in_division(side.shape, not draft.divided))
             for side in sides_of(draft)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
@@ -244,6 +245,9 @@ def _change(step_s: float, before_s: float) -> str:
 # ---- JSON --------------------------------------------------------------------------------
 
 
+_KEYS = {"layers": "layers_per_stage", "at_once": "sequences_at_once"}
+
+
 def kinds_json(parts: Sequence[KindPart], step_s: float) -> list[dict[str, Any]]:
     return [_part_json(part, step_s) for part in parts]
 
@@ -254,20 +258,7 @@ def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
         "devices": list(part.devices),
         "idle_devices": list(part.idle),
         "places": [
-            {
-                "replicas": place.replicas,
-                "ranks": list(place.ranks),
-                "stages": list(place.stages),
-                "of_stages": place.of_stages,
-                "layers_per_stage": list(place.layers),
-                "embedding": place.embedding,
-                "head": place.head,
-                "tensor": list(place.tensor),
-                "micro_batches": place.micro_batches,
-                "served": list(place.served),
-                "micro_batch": place.micro_batch,
-                "sequences_at_once": list(place.at_once),
-            }
+            {_KEYS.get(key, key): of for key, of in asdict(place).items() if key != "replica"}
             for place in part.places
         ],
         "work_share": part.work_share,
@@ -280,14 +271,7 @@ def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
         "budget_bytes": part.budget_bytes,
         "dtype": part.dtype,
         "binds": part.binds(step_s),
-        "what_if": [
-            {
-                "resource": each.resource,
-                "step_time_s": each.step_time_s,
-                "missing_bytes": each.missing_bytes,
-            }
-            for each in part.what_ifs
-        ],
+        "what_if": list(map(asdict, part.what_ifs)),
     }
 
 

@@ -8,7 +8,7 @@ from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
 from ratrain.plan.case.replicas_words import short_name
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.search.known_plans import KnownPlans
+from ratrain.plan.search.every_plan import EveryPlan
 from ratrain.plan.search.tried import Timed
 from ratrain.plan.words.tables import plain_table, rendered, table, wrapped
 
@@ -18,7 +18,7 @@ ALIKE = 5e-4
 """Steps that differ by less of one are called equal."""
 
 
-def others_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str]:
+def others_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]:
     """How the plan stands among those that the planner found, and these."""
     yield from _unequal_text(subject, step_s, known)
     yield from _moves_text(known)
@@ -42,7 +42,7 @@ def others_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str
     yield from table(alike.tried[:SHOWN])
 
 
-def _unequal_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str]:
+def _unequal_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]:
     """The plans whose stages or replicas differ, beside the plan itself."""
     if known.unequal is None:
         return
@@ -69,7 +69,7 @@ def _unequal_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[s
     yield ""
 
 
-def _moves_text(known: KnownPlans) -> Iterator[str]:
+def _moves_text(known: EveryPlan) -> Iterator[str]:
     """What each move of the search would make of the plan that it took."""
     moves = known.unequal.moves if known.unequal is not None else ()
     if not moves:
