@@ -10,14 +10,13 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
 from ratrain.errors import Infeasible
 from ratrain.plan.file.form import PlanFile
+from ratrain.plan.search.effort import STARTS
 from ratrain.plan.search.layouts import Progress, Search
 from ratrain.plan.search.misfit import planned
 from ratrain.plan.search.tried import Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 from ratrain.program.skeletons import SKELETONS
 
-STARTS = 4
-"""Plans of alike replicas that the search for others begins with."""
 NO_ALIKE = "no plan with identical replicas fits"
 
 

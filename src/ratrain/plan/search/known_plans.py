@@ -8,12 +8,9 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
 from ratrain.plan.layout.further_orders import with_order_open
 from ratrain.plan.layout.plan import Plan
+from ratrain.plan.search.effort import ANY_REPLICAS
 from ratrain.plan.search.every_plan import EveryPlan, every_plan, with_unequal
 from ratrain.plan.search.layouts import Progress, Search, search_layouts
-
-ANY_REPLICAS = 8
-"""Devices up to which a plan file, and a job with another host, are judged by plans of replicas
-that differ too: on more that takes several seconds each. A job is always planned with both."""
 
 
 def plan_of_job(job: JobSpec, progress: Progress | None = None) -> tuple[Plan, EveryPlan]:

@@ -27,30 +27,22 @@ from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.kind_speed import least_step_s, parts_of_cluster
 from ratrain.plan.price.trial import tried_out
+from ratrain.plan.search.effort import (
+    FILLED,
+    LAYOUTS_ALIKE,
+    LAYOUTS_MARGIN,
+    LAYOUTS_OPS,
+    LAYOUTS_SHOWN,
+    LAYOUTS_SPLIT,
+    REFINED,
+    SIMULATED,
+    SIMULATED_AT_LEAST,
+)
 from ratrain.plan.search.tried import Tried, step_of
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
 
 Progress = Callable[[int, int], None]
-
-SIMULATED = 24
-"""Plans simulated at most."""
-SIMULATED_AT_LEAST = 6
-OPS = 1_000_000
-"""Ops simulated, over all plans, after which no further plan is begun."""
-MARGIN = 1.05
-"""A plan is not simulated whose estimate is this much above the best simulated step."""
-ALIKE = 4
-"""Plans simulated at most of the same degrees and micro-batch, so that others have their turn."""
-SHOWN = 10
-"""Plans that are kept, at most."""
-SPLIT = 12
-"""Pipelines tried at most in orders that split backward, those of the least estimates."""
-FILLED = 2 / 3
-"""Part of a pipeline's waits that such an order fills, where a forward and either half of backward
-take equally long: what is waited for is a forward, a backward and a gradient of weights less."""
-REFINED = 12
-"""Plans whose layers are moved about before any is simulated."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +97,7 @@ def search_layouts(job: JobSpec, progress: Progress | None = None) -> Search:
     gaps = [abs(tried.gap) for tried in simulated]
     return Search(
         job,
-        tuple(simulated[:SHOWN]),
+        tuple(simulated[:LAYOUTS_SHOWN]),
         len(simulated),
         sum(gaps) / max(len(gaps), 1),
         checked,
@@ -242,13 +234,13 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
     if progress is not None:
         progress(0, SIMULATED)
     for estimate_s, checked, row in rows:
-        enough = count >= SIMULATED or (count >= SIMULATED_AT_LEAST and done > OPS)
-        if enough or (count and estimate_s > MARGIN * best):
+        enough = count >= SIMULATED or (count >= SIMULATED_AT_LEAST and done > LAYOUTS_OPS)
+        if enough or (count and estimate_s > LAYOUTS_MARGIN * best):
             break
         key = _same_program(checked, row)
         group = checked.group
         family = replace(group.layout, layers="equal"), group.job.batch.micro_batch
-        if key in seen or alike[family] >= ALIKE:
+        if key in seen or alike[family] >= LAYOUTS_ALIKE:
             continue
         seen.add(key)
         alike[family] += 1
@@ -282,7 +274,7 @@ def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]
     for entry in rows:
         _, checked, row = entry
         key = _same_program(checked, row)
-        if len(seen) >= SPLIT:
+        if len(seen) >= LAYOUTS_SPLIT:
             return
         if key in seen or _filled_s(entry) > best_s:
             continue

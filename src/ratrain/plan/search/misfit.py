@@ -18,13 +18,11 @@ from ratrain.plan.layout.tiers import leaner_jobs
 from ratrain.plan.price.bill import FORWARD, NONE, bill
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
+from ratrain.plan.search.effort import DOUBLINGS
 from ratrain.plan.search.fit import require_room
 from ratrain.plan.search.layouts import Checked, Progress, Search, search_layouts
 from ratrain.program.replicas import Recovery
 from ratrain.program.text.family_groups import takes
-
-DOUBLINGS = 6
-"""How many times the devices are doubled in search of a number that suffices."""
 
 
 @dataclass(frozen=True)

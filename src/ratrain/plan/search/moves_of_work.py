@@ -13,9 +13,7 @@ from ratrain.plan.draft.pools import in_division
 from ratrain.plan.draft.shares import best_shares, in_best_sizes
 from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
 from ratrain.plan.layout.enumerate import divisions_of
-
-MOST_STAGES, FULLEST = 16, 6
-"""Stages up to which any gives a layer to any; of more, so many give and so many take."""
+from ratrain.plan.search.effort import FULLEST, MOST_STAGES
 
 
 def a_micro_batch(space: Space, draft: Draft) -> Drafts:

@@ -24,6 +24,7 @@ from ratrain.plan.layout.further_orders import (
     takes_other_orders,
 )
 from ratrain.plan.layout.plan import Plan, has_members
+from ratrain.plan.search.effort import REORDERED_CHANGES, REORDERED_ROUNDS
 from ratrain.plan.search.sizes import in_other_sizes
 from ratrain.plan.search.trial import fastest_of, timed_recovering
 from ratrain.plan.search.tried import Timed, climbed
@@ -84,7 +85,7 @@ class Reordered:
 
         def near(here: Timed) -> Iterator[Timed]:
             new = (draft for draft in self.changes(here.draft) if draft.key not in known)
-            fewest = nsmallest(CHANGES, new, key=lambda draft: draft.estimate_s)
+            fewest = nsmallest(REORDERED_CHANGES, new, key=lambda draft: draft.estimate_s)
             known.update(draft.key for draft in fewest)
             bar_s = here.step_s
             for draft in fewest:
@@ -95,11 +96,7 @@ class Reordered:
                     bar_s = other.step_s
                     yield other
 
-        return climbed(start, near, ROUNDS, 0.0)
-
-
-ROUNDS, CHANGES = 4, 16
-"""Changes of the fastest one after another, and those simulated for each: of the least estimate."""
+        return climbed(start, near, REORDERED_ROUNDS, 0.0)
 
 
 def layer_orders_of(plan: Plan) -> tuple[str, ...]:

@@ -23,23 +23,20 @@ from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.kind_speed import least_step_s
 from ratrain.plan.search.drafts import DraftSearch, Progress
-from ratrain.plan.search.effort import effort_of
+from ratrain.plan.search.effort import (
+    DEVICES,
+    REORDERED,
+    REORDERED_MEMBERS,
+    RESIZED_LEAN,
+    RESIZED_PLANS,
+    effort_of,
+)
 from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.sizes import in_other_sizes
 from ratrain.plan.search.split import LAYER_MAJOR, SPLIT, Reordered, Reordering
 from ratrain.plan.search.tried import Timed, step_of
 from ratrain.program.skeletons import SKELETONS
-
-DEVICES = 256
-"""Devices at most: on more, replicas are alike."""
-RESIZED_PLANS = 4
-"""Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
-RESIZED_LEAN = 4
-"""Plans tried so beside them: slower ones that leave more memory."""
-REORDERED, REORDERED_MEMBERS = 4, 2
-"""Plans of each class, the fastest of each family as simulated, that are tried in other compute
-orders: of those whose stages have one member each, and of the others."""
 
 
 @dataclass(frozen=True)
