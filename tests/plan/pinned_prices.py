@@ -23,6 +23,7 @@ from drawn_clusters import drawn
 from random_jobs import job
 
 from ratrain.cost.measured import Unmeasured
+from ratrain.describe.device import Driving
 from ratrain.describe.job import JobSpec
 from ratrain.describe.train import TrainSpec
 from ratrain.plan.draft.space import Space
@@ -53,6 +54,13 @@ def asked(spec: JobSpec, **schedule: Any) -> JobSpec:
 
 def trained(spec: JobSpec, **train: Any) -> JobSpec:
     return replace(spec, train=TrainSpec(**train))
+
+
+def driving(spec: JobSpec) -> JobSpec:
+    """The job on devices whose own processors move bytes."""
+    cluster, moves = spec.cluster.spec, Driving(2e-4, 4e-10, 2.0)
+    devices = tuple(replace(kind, driving=moves) for kind in cluster.device)
+    return replace(spec, cluster=replace(spec.cluster, spec=replace(cluster, device=devices)))
 
 
 JOBS: dict[str, Callable[[], JobSpec]] = {
@@ -113,6 +121,7 @@ JOBS: dict[str, Callable[[], JobSpec]] = {
         gradient_accumulation="sharded",
     ),
     "tied": lambda: job("small-qwen", "cpu-lab", 4, 16, 64, backend="torch"),
+    "driving": lambda: driving(job("small-llama", "mixed-sites", 8, 16, backend="torch")),
     "experts": lambda: job("qwen3-30b-a3b", "a100-80g-dgx", 8, 32, 1024, backend="torch"),
 }
 
@@ -195,11 +204,12 @@ def priced(name: str) -> dict[str, float]:
 
 def drafted(name: str) -> dict[str, float]:
     """Every figure of a drawn cluster's drafts."""
-    family, number = name.split()
-    return dict(of_drafts(drawn(family, int(number))))
+    family, number, *moves = name.split()
+    spec = drawn(family, int(number))
+    return dict(of_drafts(driving(spec) if moves else spec))
 
 
-DRAWN = ("mixed 1", "tensor_groups 2", "budgets 1", "sites 6", "kernel_models 7")
+DRAWN = ("mixed 1", "tensor_groups 2", "budgets 1", "sites 6", "kernel_models 7", "pools 2 driving")
 
 
 @cache

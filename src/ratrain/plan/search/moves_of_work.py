@@ -8,7 +8,7 @@ from math import gcd
 
 from ratrain.plan.draft.aligned import cut_alike, moved_alike
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.parts import recut
+from ratrain.plan.draft.parts import layers_moved, recut
 from ratrain.plan.draft.pools import in_division
 from ratrain.plan.draft.shares import best_shares, in_best_sizes
 from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
@@ -47,12 +47,8 @@ def a_layer(space: Space, draft: Draft) -> Drafts:
         givers, takers = sorted(busiest[:FULLEST]), sorted(busiest[-FULLEST:])
         if count <= MOST_STAGES:
             givers = takers = list(range(count))
-        for source, target in product(givers, takers):
-            if source != target and part.layers[source] > 1:
-                layers = list(part.layers)
-                layers[source] -= 1
-                layers[target] += 1
-                yield from _in_place(space, draft, places, layers=tuple(layers))
+        for layers in layers_moved(part.layers, product(givers, takers)):
+            yield from _in_place(space, draft, places, layers=layers)
 
 
 def two_neighbours(space: Space, draft: Draft) -> Drafts:

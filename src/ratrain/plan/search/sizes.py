@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import pairwise
 
 from ratrain.cost.measured import Unmeasured
+from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
@@ -77,14 +78,9 @@ def _neighbours(plan: Plan) -> Iterator[Plan]:
 
 def _recut(entry: PlacedReplica) -> Iterator[PlacedReplica]:
     """A layer in the stage before or behind its own."""
-    layers = entry.layout.layers
-    assert isinstance(layers, tuple)  # a plan gives numbers
-    for source, target in permutations(range(len(layers)), 2):
-        if abs(source - target) == 1 and layers[source] > 1:
-            moved = list(layers)
-            moved[source] -= 1
-            moved[target] += 1
-            yield replace(entry, layout=replace(entry.layout, layers=tuple(moved)))
+    pairs = [pair for n in range(1, entry.layout.stages) for pair in ((n - 1, n), (n, n - 1))]
+    for layers in layers_moved(entry.layers, pairs):
+        yield replace(entry, layout=replace(entry.layout, layers=layers))
 
 
 def _together(entry: PlacedReplica) -> list[frozenset[int]]:
