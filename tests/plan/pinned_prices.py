@@ -121,6 +121,7 @@ JOBS: dict[str, Callable[[], JobSpec]] = {
         gradient_accumulation="sharded",
     ),
     "tied": lambda: job("small-qwen", "cpu-lab", 4, 16, 64, backend="torch"),
+    "experts at one rate": lambda: job("qwen3-30b-a3b", "h100-dgx", 8, 32),
     "driving": lambda: driving(job("small-llama", "mixed-sites", 8, 16, backend="torch")),
     "experts": lambda: job("qwen3-30b-a3b", "a100-80g-dgx", 8, 32, 1024, backend="torch"),
 }
