@@ -101,7 +101,8 @@ def unit_columns(setup: Setup) -> Units:
     trained = np.array([not u.frozen for member in setup.members for u in member.units])
     peers = np.array([setup.peers[name] for name in names], dtype=np.int64)
     shared = peers > 1
-    site = np.array([setup.replicas[index].site or 0 for index in replica.tolist()])
+    sites = [each.site or 0 for each in setup.replicas]
+    site = np.array(sites, dtype=np.int64)[replica]
     together = same * (int(site.max()) + 1) + site if setup.averages else same
     input_parts, output_parts = _parts(stage, columns[13], has_input, has_output)
     return Units(

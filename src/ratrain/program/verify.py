@@ -330,9 +330,12 @@ def _expected_partners(table: Table) -> Ints:
     site = sites_of_ops(table)
     rank_of_site = np.unique(np.array([site, table.rank]), axis=1)[0]
     everyone = np.bincount(rank_of_site)[site]
-    by_kind = {Partners.HOLDERS: 0, Partners.PEERS: 0, Partners.EVERYONE: 1}
-    of_kind = np.array([by_kind.get(kind.partners, 2) for kind in kinds()], dtype=np.int64)
-    expected = np.choose(of_kind[table.kind], [spelled_out, everyone, 2])
+    several = {Partners.HOLDERS: spelled_out, Partners.PEERS: spelled_out}
+    several[Partners.EVERYONE] = everyone
+    expected = np.full(len(table), 2, dtype=np.int64)
+    for kind in kinds():
+        if kind.partners in several:
+            expected[table.kind == kind] = several[kind.partners][table.kind == kind]
     return np.where(sends_beside(table), 2 * spelled_out, expected)
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from ratrain.errors import ProgramError
 from ratrain.program.actions import NONE, Action
 from ratrain.program.columns import STEP, Rows
 from ratrain.program.kind import Kind, Lane

@@ -251,7 +251,7 @@ def audit(folder: RunFolder, status: int, struck: Sequence[_Struck], log: Path) 
         )
     rows = [row for row in folder.metrics_lines() if not is_validation(row)]
     first_s = rows[0]["time_s"]
-    ends_s = [each.began_s for each in struck[1:]] + [float("inf")]
+    ends_s = [*(each.began_s for each in struck[1:]), float("inf")][: len(struck)]
     return Audit(
         status,
         len(counted),
