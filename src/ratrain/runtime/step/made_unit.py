@@ -74,7 +74,8 @@ class _OfUnit:
         self._place_of_own = (self._place, len(holders))
         if across is not None:
             self._place_of_own = (across.place, len(across.holders))
-        self._is_own = making.setup.averages.by_turns and self._place_of_own[1] > 1
+        alone = self._is_shared and not making.setup.sites
+        self._is_own = making.setup.averages.by_turns and (alone or across is not None)
         self._slots: Slots | None = None
         if groups is not None:
             self._slots = Slots(self._layout, groups, making.seat.world_rank, self._parts_of_unit)
