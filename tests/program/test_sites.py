@@ -79,12 +79,10 @@ def test_one_replica_a_site_is_the_program_of_replicas_that_train_alone() -> Non
         average_turns=(("e", 0), ("0", 1), ("1", 0), ("h", 1)),
     )
     alone = with_copies(Setup((replica((1, 1), 4, 1, ends=True),) * 2))
-    sites = replace(
-        alone, replicas=tuple(replace(r, site=n) for n, r in enumerate(alone.replicas))
+    sites = replace(alone, replicas=tuple(replace(r, site=n) for n, r in enumerate(alone.replicas)))
+    assert (
+        apply_strategy(chosen, sites, choices).lanes == apply_strategy(chosen, alone, choices).lanes
     )
-    assert apply_strategy(chosen, sites, choices).lanes == apply_strategy(
-        chosen, alone, choices
-    ).lanes
 
 
 @pytest.mark.parametrize("level", range(4))

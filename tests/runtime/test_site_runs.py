@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 from crew import Crew
-from launched import cut_short, loss_bits, saved_steps
+from launched import cut_short, loss_bits, saved_steps, start
 from plain_model import plain_logits, plain_rate
-from runs_made import Setting, beginning
+from runs_made import Setting, beginning, write_job
 from test_turns_runs import OUTER, differing, end, run, sent_bytes
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from training import train_rank
+from training import RankResult, train_rank
 
+from ratrain.describe.model import ModelSpec
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.plan import load_job
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
@@ -44,7 +45,9 @@ def test_one_replica_a_site_trains_as_replicas_that_average(averages: str, tmp_p
 def test_replicas_of_one_site_train_as_without_averages(tmp_path: Path) -> None:
     setting = replace(SETTING, data=2, sites=1, sharding=2)
     one = run(tmp_path / "one", setting)
-    none = run(tmp_path / "none", replace(setting, sites=0, average_every=None, averages=None, turns=()))
+    none = run(
+        tmp_path / "none", replace(setting, sites=0, average_every=None, averages=None, turns=())
+    )
     assert loss_bits(one) == loss_bits(none)
     assert not differing(one, none)
 
@@ -64,21 +67,19 @@ def test_states_are_sharded_inside_a_site_without_another_bit(
     assert not differing(published, sharded)
 
 
-@pytest.mark.parametrize(("level", "train", "wire"), [(2, (), None), (0, OUTER, "bf16"), (1, OUTER, "bf16")])
+@pytest.mark.parametrize(
+    ("level", "train", "wire"), [(2, (), None), (0, OUTER, "bf16"), (1, OUTER, "bf16")]
+)
 def test_a_run_of_sites_goes_on_bit_by_bit_from_the_middle_of_a_period(
     level: int, train: tuple[tuple[str, object], ...], wire: str | None, tmp_path: Path
 ) -> None:
-    setting = replace(
-        SETTING, sharding=level, every=2, keep=9, train=train, average_wire=wire
-    )
+    setting = replace(SETTING, sharding=level, every=2, keep=9, train=train, average_wire=wire)
     whole = run(tmp_path / "whole", setting)
     assert saved_steps(whole) == [2, 4, 6, 7]
     kinds = set(end(whole).kinds)
     assert {"weights.0of2", "weights.1of2"} <= kinds
     assert ({"outer_weights", "outer_residual.1of2"} <= kinds) == bool(train)
     folder = cut_short(whole, tmp_path / "again", setting, 4)
-    from launched import start
-
     start(folder)
     assert loss_bits(folder) == loss_bits(whole)
     assert not differing(folder, whole)
@@ -91,6 +92,31 @@ def test_outer_states_are_the_same_sharded_or_whole(tmp_path: Path) -> None:
     assert loss_bits(whole) == loss_bits(sharded)
     assert not differing(whole, sharded)
     assert sent_bytes(sharded) != sent_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("sites", "sharding", "dtype"), [(2, 2, "bf16"), (2, 3, "fp32"), (2, 0, "fp32"), (0, 0, "fp32")]
+)
+def test_validation_is_of_the_mean_model_and_leaves_no_bit_of_training_changed(
+    crew: Crew, sites: int, sharding: int, dtype: str, tmp_path: Path
+) -> None:
+    setting = replace(SETTING, sites=sites, sharding=sharding, dtype=dtype, steps=4)
+    plain = in_crew(crew, setting, tmp_path / "plain")
+    validated = in_crew(crew, replace(setting, validate_every=2), tmp_path / "validated")
+    assert validated[0].losses == plain[0].losses
+    assert len({tuple(rank.validated) for rank in validated}) == 1
+    (_, loss, tokens), *_ = validated[0].validated
+    assert float.fromhex(loss) > 0 and tokens == setting.held_out * 16
+    for rank, other in zip(validated, plain, strict=True):
+        assert {k: v.tobytes() for k, v in rank.views.items()} == {
+            k: v.tobytes() for k, v in other.views.items()
+        }
+
+
+def in_crew(crew: Crew, setting: Setting, folder: Path) -> list[RankResult]:
+    job = write_job(folder, replace(setting, files=("none.txt",)))
+    write_run(prepare_run(RunRequest(job, threads=1, calibrate=False)), RunFolder(folder / "run"))
+    return crew.ask(4, train_rank, setting, folder, None)
 
 
 # ---- beside plain torch -------------------------------------------------------------------------
@@ -109,14 +135,9 @@ def test_two_sites_of_two_replicas_train_as_plain_torch_does(
     """In each site the mean gradient of its half of the batch; a unit in its turn goes on from the
     mean of both sites' weights, by the gradient at its own."""
     setting = replace(SETTING, sharding=level, steps=8)
-    folder = tmp_path / "job"
-    from runs_made import write_job
-
-    job = write_job(folder, replace(setting, files=("none.txt",)))
-    write_run(prepare_run(RunRequest(job, threads=1, calibrate=False)), RunFolder(folder / "run"))
-    ranks = crew.ask(4, train_rank, setting, folder, None)
+    ranks = in_crew(crew, setting, tmp_path / "job")
     losses = [float.fromhex(loss) for loss in ranks[0].losses]
-    assert losses == pytest.approx(torch_losses(setting, job), rel=2e-5)
+    assert losses == pytest.approx(torch_losses(setting, tmp_path / "job" / "job.toml"), rel=2e-5)
     assert all(a != b for a, b in pairwise(losses))
 
 
@@ -161,11 +182,11 @@ def torch_losses(setting: Setting, path: Path) -> list[float]:
     return losses
 
 
-def leaves_of(spec: object) -> dict[str, Tensor]:
+def leaves_of(spec: ModelSpec) -> dict[str, Tensor]:
     leaves: dict[str, Tensor] = {}
-    for unit in unit_names(spec):  # type: ignore[arg-type]
-        layout = unit_layout(spec, unit)  # type: ignore[arg-type]
-        flat = beginning(spec, unit, "weights", 0, layout.size)  # type: ignore[arg-type]
+    for unit in unit_names(spec):
+        layout = unit_layout(spec, unit)
+        flat = beginning(spec, unit, "weights", 0, layout.size)
         for parameter in layout.parameters:
             values = flat[parameter.offset : parameter.end].reshape(parameter.shape)
             leaves[f"{unit}.{parameter.name}"] = values.clone().requires_grad_()

@@ -156,7 +156,9 @@ class Setup:
     @cached_property
     def sites(self) -> tuple[int, ...]:
         """The sites between which weights are averaged; none where each replica is by itself."""
-        return tuple(sorted({replica.site for replica in self.replicas if replica.site is not None}))
+        return tuple(
+            sorted({replica.site for replica in self.replicas if replica.site is not None})
+        )
 
     @cached_property
     def peers(self) -> dict[str, int]:
@@ -164,8 +166,10 @@ class Setup:
         average weights those of a site."""
         if not self.averages:
             return self.holders
-        return {name: count // len(self.sites) if self.sites else 1
-                for name, count in self.holders.items()}
+        return {
+            name: count // len(self.sites) if self.sites else 1
+            for name, count in self.holders.items()
+        }
 
     @cached_property
     def unit_degrees(self) -> dict[str, tuple[int, ...]]:

@@ -266,7 +266,9 @@ def modes_of(
     if job.train.rule.whole and asked is None:
         asked = 0  # its matrices are not divided
     if job.schedule.average_every is not None and job.peers(data) == 1:
-        asked = 0 if job.sites else chosen.sharding  # replicas that train independently hold all of their states
+        asked = (
+            0 if job.sites else chosen.sharding
+        )  # replicas that train independently hold all of their states
     return tuple(
         mode
         for mode in STATE_MODES

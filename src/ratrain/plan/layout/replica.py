@@ -137,7 +137,9 @@ class PlacedReplica:
         return replace(self, recovery=recovery)
 
 
-def folded(replicas: Iterable[PlacedReplica], *, by_site: bool = False) -> tuple[PlacedReplica, ...]:
+def folded(
+    replicas: Iterable[PlacedReplica], *, by_site: bool = False
+) -> tuple[PlacedReplica, ...]:
     """Single replicas, those that behave alike as one, in the order of the first of each."""
     alike: dict[object, list[PlacedReplica]] = {}
     for single in replicas:

@@ -168,9 +168,7 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
         copies, steps = _sizes(group, "copy_bytes"), group.job.schedule.average_every or 1
         owned = np.where(column > 0, shared(copies), whole(copies))
         # Turns are as equal as can be: none is larger than an equal part and a unit.
-        states["averaged"] = np.minimum(
-            owned, owned // steps + _largest(group, copies)
-        )
+        states["averaged"] = np.minimum(owned, owned // steps + _largest(group, copies))
         if group.job.train.outer_learning_rate is not None and group.layout.data > 1:
             kept = 3 if group.job.schedule.average_wire != "fp32" else 2
             states["outer"] = kept * owned

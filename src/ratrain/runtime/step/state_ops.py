@@ -134,34 +134,31 @@ class StateOps:
         too, and the view follows."""
         unit = self.unit(op)
         by_turns = self._setup.averages.by_turns
-        if unit.across is not None:
-            self._average(unit, unit.own_master())
-        else:
-            for buffer in unit.master() if by_turns else unit.averaged():
-                self._average(unit, buffer)
+        for buffer in (unit.own_master(),) if by_turns else unit.averaged():
+            self.average(unit, buffer)
         if not self._setup.gathers:  # else they follow once they are updated
-            self._show(unit)
+            self.show(unit)
 
     def copy_weights(self, op: LocalOp, step: int) -> None:
         """A copy of master weights, for others to average while the replica computes with them."""
         unit = self.unit(op)
-        for weights in unit.master() if unit.across is None else (unit.own_master(),):
-            copy = weights.clone() if unit.outer is None else unit.outer.learnt(weights)
-            self._held.write(op, copy, "averaged")
+        weights = unit.own_master()
+        copy = weights.clone() if unit.outer is None else unit.outer.learnt(weights)
+        self._held.write(op, copy, "averaged")
 
     def average_copy(self, op: LocalOp, step: int) -> None:
         """The copy becomes the mean of all replicas' copies, or what the outer step makes of it."""
         unit, copy = self.unit(op), self._held.read(op, "averaged")
         rate = self._train.outer_learning_rate
         if unit.outer is None or rate is None:
-            self._average(unit, copy)
+            self.average(unit, copy)
             return
         sent = unit.outer.sent(copy)
-        self._average(unit, sent)
+        self.average(unit, sent)
         widen_from_front(copy, sent)
         unit.outer.step(copy, rate, self._train.outer_momentum)
 
-    def _average(self, unit: UnitState, buffer: Tensor) -> None:
+    def average(self, unit: UnitState, buffer: Tensor) -> None:
         """A unit's flat tensor becomes its mean over the replicas, or sites: each share is added up
         in their order by its owner, so all have the same bits."""
         if unit.across is not None:
@@ -212,9 +209,9 @@ class StateOps:
             for part in unit.parts:
                 gradient = self._reduced(unit, slice(part.begin, part.end))
                 part.update(gradient, self._train, step, done, clipping.factor)
-        self._show(unit)
+        self.show(unit)
 
-    def _show(self, unit: UnitState) -> None:
+    def show(self, unit: UnitState) -> None:
         """What this rank's parts of the view follow from their master weights."""
         for part in unit.parts:
             run = slice(part.begin, part.end)

@@ -191,16 +191,25 @@ class UnitState:
         return self.owned if self.across is None else self.across.part(self.owned)
 
     def own_master(self) -> Tensor:
-        """Master weights that this rank updates, where sites average: of its part, or of all."""
-        return self.part.weights
+        """Master weights that this rank updates, where replicas or sites average by turns: of its
+        part, or of all."""
+        if self.across is not None:
+            return self.part.weights
+        (whole,) = self.master()
+        return whole
+
+    def counts(self, master: Tensor) -> slice:
+        """What of a tensor as `own_master` no other rank of the replica or site has too."""
+        if self.across is None:
+            return slice(0, len(master))
+        return slice(self.owned.start - self.part.begin, self.owned.stop - self.part.begin)
 
     def average(self, network: Network, flat: Tensor) -> None:
         """Of a tensor as `own_master`, the mean over all sites in its place. Each part is added up
         in the order of sites by one of its owners; where all of a site update the whole unit, its
         ranks tell each other their parts."""
         assert self.across is not None
-        first, whole = self.part.begin, len(flat) > self.owned_elements
-        mine = flat[self.owned.start - first : self.owned.stop - first]
+        mine, whole = flat[self.counts(flat)], len(flat) > self.owned_elements
         holders, part = self.across.holders, self.across.part(slice(0, len(mine)))
         network.reduce(mine, mine[part], holders, DIRECT, Lane.AVERAGE)
         mine[part] /= len(holders)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratrain.cost.algorithms import DIRECT
 from ratrain.models.functions.rows import summed
 from ratrain.models.parameters import ALIGN, aligned
 from ratrain.profile.processor import working
-from ratrain.cost.algorithms import DIRECT
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.calibration.measured import LinkTimes
 from ratrain.runtime.seats import Holders, Seat, Seats
