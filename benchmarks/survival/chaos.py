@@ -103,7 +103,8 @@ def say(quiet: dict[str, Any], body: dict[str, Any]) -> None:
             f"{each['longest_wait_s']:6.1f} s",
             end="",
         )
-        print(f" {each['steps_again']:3}" if each["restarted"] else "")
+        print(f" {each['steps_again']:3}" if each["restarted"] else "", end="")
+        print("" if each["hit"] else "  met nobody")
 
 
 if __name__ == "__main__":
