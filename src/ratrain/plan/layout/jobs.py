@@ -107,6 +107,12 @@ def _require_averages(job: JobSpec, file: str) -> None:
             place=f"{file} [schedule] averages",
             fix="set average_every, the steps of a period, or leave averages out",
         )
+    if schedule.average_every is None and schedule.average_between != "replicas":
+        raise SpecError(
+            f"{schedule.average_between} average nothing",
+            place=f"{file} [schedule] average_between",
+            fix="set average_every, the steps of a period, or leave average_between out",
+        )
     if schedule.average_turns and not schedule.averages_by_turns:
         raise SpecError(
             "all units are averaged at once, so none has a step of its own",
