@@ -88,6 +88,8 @@ class Cost(StrEnum):
     COPY_WEIGHTS = "copy weights"
     COPY_INPUT = "copy input"
     MOVE_OPTIMIZER = "move optimizer"
+    MOVE_VIEW = "move view"
+    MOVE_SAVED = "move activations"
 
 
 class Waiting(StrEnum):
@@ -171,6 +173,11 @@ class Kind(int):
     AverageCopy: ClassVar[Kind]
     FetchOptimizer: ClassVar[Kind]
     StoreOptimizer: ClassVar[Kind]
+    FetchView_F: ClassVar[Kind]
+    FetchView_B: ClassVar[Kind]
+    StoreView: ClassVar[Kind]
+    Spill: ClassVar[Kind]
+    Fill: ClassVar[Kind]
 
     def __new__(cls, number: int) -> Kind:
         return _KINDS[number]

@@ -325,6 +325,8 @@ def choices_of(
         tie=tie,
         error_feedback=job.residuals,
         optimizer_tier=job.optimizer_tier,
+        view_tier=job.view_tier,
+        activation_tier=job.activation_tier,
         average_steps=job.schedule.average_every or 0,
         averages=Averages(job.schedule.averages),
         narrow_averages=job.schedule.average_wire != "fp32",

@@ -43,7 +43,7 @@ def can_be_recorded(train: TrainSpec, schedule: Schedule, device: Device) -> boo
         and setup.sharding < 3
         and not setup.backward_sends
         and not any(op.kind.is_message for op in schedule.ops)
-        and not any(unit.offloaded for unit in schedule.units)
+        and not any(unit.waits(n) for unit in schedule.units for n in ("input", "saved", "view"))
         and all(kind in _RECORDED or kind.is_barrier for kind in computed)
     )
 

@@ -14,14 +14,17 @@ from ratrain.describe.optimizers import Optimizer, Plain
 from ratrain.devices import Device
 from ratrain.models.units import Unit
 from ratrain.program.kind import Lane
+from ratrain.program.tiers import DISK
 from ratrain.runtime.seats import Seat, Seats, groups_of, holders_of
-from ratrain.runtime.step.away import AwayStates, AwayUnit, Tier
+from ratrain.runtime.step.away import AwayOptimizer, AwayStates, AwayView
+from ratrain.runtime.step.below import Tier, page_tensor
 from ratrain.runtime.step.exchange.buckets import Buckets, made_buckets
 from ratrain.runtime.step.exchange.narrowing import Wire
 from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.made_unit import Making, Source
 from ratrain.runtime.step.network.network import Network
-from ratrain.runtime.step.schedule import Schedule
+from ratrain.runtime.step.schedule import Key, Schedule
+from ratrain.runtime.step.spilled import Places, places_of
 from ratrain.runtime.step.unit_state import DIRECTLY, Collectives, UnitState
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -53,6 +56,9 @@ class RankStates:
     buckets: Buckets | None  # for gradients that leave while backward makes them
     held: HeldStates
     away: AwayStates  # optimizer states that wait in another tier
+    away_views: AwayStates  # and weights that compute reads
+    places: Mapping[Key, Places]  # where what waits of micro-batches waits, of each sort and unit
+    bounce: Tensor | None  # where what goes to disk of a micro-batch becomes one run of bytes
     _kept: dict[int, Tensor] | None = None  # gradients that stay in place
 
     def complete(self, network: Network) -> None:
@@ -124,7 +130,7 @@ def rank_states(
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
     held = HeldStates(device)
-    away = AwayStates(device)
+    away, away_views = AwayStates(device), AwayStates(device)
     dtypes = [each.dtype for each in numbers]
     making = Making(held, setup, seat, make_unit, source, device.place, optimizer, dtypes)
     units: list[UnitState] = []
@@ -132,10 +138,16 @@ def rank_states(
         unit = making.unit(local, holders[local.unit.name], groups.get(local.unit.name))
         unit.by = collectives(unit.name)
         units.append(unit)
-        if local.optimizer_tier:
-            views = (view for view in (unit.view, unit.shard_view) if view is not None)
-            tier = tiers[local.optimizer_tier]
-            away.add(local.index, AwayUnit(unit.name, tier, unit.parts, views))
+        views = [view for view in (unit.view, unit.shard_view) if view is not None]
+        if local.waits("view"):
+            unit.weights.attach_view(None)
+            unit.view = unit.shard_view = None
+            (view,) = views
+            away_views.add(local.index, AwayView(unit.name, tiers[local.tiers["view"]], view))
+            views = []
+        if local.waits("optimizer"):
+            tier = tiers[local.tiers["optimizer"]]
+            away.add(local.index, AwayOptimizer(unit.name, tier, unit.parts, views))
     largest = max(unit.padded for unit in units)
 
     def slots(count: int, dtype: torch.dtype, elements: int) -> list[Tensor]:
@@ -159,8 +171,26 @@ def rank_states(
             widest=max(each.gradient_dtype.itemsize for each in numbers),
             in_pieces=any(each.gradient_dtype != each.dtype for each in numbers),
         )
+    places = places_of(schedule, tiers, device)
+    spilled = [
+        of_unit.size_bytes
+        for (sort, unit), of_unit in places.items()
+        if schedule.units[unit].tiers[sort] == DISK
+    ]
     states = RankStates(
-        units, dtype, gradient_dtype, wire, device.place, transit, gathered, buckets, held, away
+        units,
+        dtype,
+        gradient_dtype,
+        wire,
+        device.place,
+        transit,
+        gathered,
+        buckets,
+        held,
+        away,
+        away_views,
+        places,
+        page_tensor(max(spilled), device) if spilled else None,
     )
     for tensor, words in states.named():
         device.name(tensor, words)

@@ -123,7 +123,7 @@ class Rehearsal:
         took_s, (output, graph) = self._timed(run)
         if graph is not None:
             self._graphs[key] = graph
-        if unit.local.offloaded:  # its memory is counted elsewhere
+        if unit.local.waits("input"):  # its memory is counted elsewhere
             del self._inputs[key]
         if unit.local.next_is_local:
             # A part of their sum, which is made elsewhere.
@@ -134,7 +134,7 @@ class Rehearsal:
     def _from_elsewhere(self, unit: UnitState) -> Tensor:
         if unit.local.first:
             return torch.empty(0, dtype=self._states.dtype, device=self._states.device)
-        return self._stand_in if unit.local.offloaded else self._stand_in.clone()
+        return self._stand_in if unit.local.waits("input") else self._stand_in.clone()
 
     def _run(self, index: int, x: Tensor, keep: bool) -> tuple[Tensor, Graph | None]:
         unit = self._states.units[index]
