@@ -197,8 +197,6 @@ class AwayStates:
 
     def times_s(self, index: int) -> tuple[float, float]:
         """What a unit's fetch and its store take, outside of any step."""
-        if index not in self._units:
-            return 0.0, 0.0
         unit = self._units[index]
         slot = page_tensor(unit.size_bytes, self._device)
         reached_s = [time.perf_counter()]

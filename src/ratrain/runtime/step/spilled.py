@@ -8,10 +8,12 @@ stays where it is.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -110,6 +112,11 @@ class KeptTensors:
         self._tensors = [window.of(whole) for window in self._windows]
 
 
+def _copied(room: Tensor, whole: Tensor) -> None:
+    size = min(len(room), len(whole))
+    whole[:size].copy_(room[:size])
+
+
 def places_of(schedule: Schedule, tiers: Mapping[str, Tier], device: Device) -> dict[Key, Places]:
     """For each sort and unit of the rank whose states wait micro-batch by micro-batch its places.
     Units that need as much share theirs, of which there are as many as compute may need at once."""
@@ -126,6 +133,7 @@ def places_of(schedule: Schedule, tiers: Mapping[str, Tier], device: Device) -> 
 
 Cell = tuple[int, int]
 """A unit and a micro-batch of a step."""
+_NO_CELL: Cell = -1, -1
 _MOVES = {"input": (Kind.OffloadInput, Kind.FetchInput), "saved": (Kind.Spill, Kind.Fill)}
 
 
@@ -188,6 +196,16 @@ class Places:
         assert via is not None
         fill(via)
         self.tier.store(key, via)
+
+    def times_s(self, via: Tensor | None) -> tuple[float, float]:
+        """What fetching and storing one takes, outside of any step; with a copy into one run of
+        bytes."""
+        room = page_tensor(self.size_bytes, self.device)
+        began_s = time.perf_counter()
+        self.store(_NO_CELL, self.size_bytes, partial(_copied, room), via)
+        stored_s = time.perf_counter()
+        self.fetch(_NO_CELL)
+        return time.perf_counter() - stored_s, stored_s - began_s
 
     def fetch(self, cell: Cell) -> Tensor:
         """Brings it back into memory of its own, and its place is free."""

@@ -86,6 +86,20 @@ class RankStates:
         for family, slots in (("transit", self.transit), ("gathered", self.gathered)):
             yield from ((slot, f"slot {n} of {family}") for n, slot in enumerate(slots))
 
+    def moves_s(self, index: int) -> dict[str, tuple[float, float]]:
+        """Of a unit's states of each sort that wait, what they take from their tier and back,
+        outside of any step."""
+        moves_s = {
+            sort: away.times_s(index)
+            for sort, away in (("optimizer", self.away), ("view", self.away_views))
+            if index in away
+        }
+        return moves_s | {
+            sort: places.times_s(self.bounce)
+            for (sort, unit), places in self.places.items()
+            if unit == index
+        }
+
     def new_gradient(self, unit: UnitState) -> Tensor:
         """Zeros for the sum of a unit's gradients over micro-batches."""
         if self._kept is None:
