@@ -22,9 +22,7 @@ def forward_only(program: Program) -> Program:
     runs between two steps, when every view is complete and no gradient is under way; its memory
     is proved like that of any program.
     """
-    setup = program.setup.with_members(
-        lambda member, _last: replace(member, activation_tier=DEVICE)
-    )
+    setup = program.setup.with_members(_keeping_nothing)
     setup = replace(setup, forward_only=True, period=1, averages=Averages.NONE, tied=False)
 
     def forwards(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
