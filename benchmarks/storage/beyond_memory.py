@@ -1,6 +1,6 @@
 """A model several times as large as its memory, with everything in tiers, under a control group.
 
-    python benchmarks/storage/beyond_memory.py FOLDER [--budget 700MB] [--cap 1.2GB] [--layers 12]
+    python benchmarks/storage/beyond_memory.py FOLDER [--budget 240MB] [--cap 600MB] [--layers 24]
 
 The same job is asked three ways in a group of its own, memory capped: as it is, with its optimizer
 on disk, and with optimizer, weights and activations on disk. What is killed is said; of what trains
@@ -24,7 +24,7 @@ GROUPS = Path("/sys/fs/cgroup/memory")
 CLUSTER = (Path(__file__).parent / "optimizer_on_disk.py").read_text().split('CLUSTER = """')[1]
 JOB = """[model]
 name = "config.json"
-sequence_length = 128
+sequence_length = {length}
 [cluster]
 name = "one.toml"
 devices = 1
@@ -96,11 +96,12 @@ def capped(folder: Path, cap: str, *words: str) -> tuple[subprocess.CompletedPro
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--budget", default="700MB")
-    parser.add_argument("--cap", default="1.2GB")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--budget", default="240MB")
+    parser.add_argument("--cap", default="600MB")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--sequences", type=int, default=4)
+    parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--skeleton", default="layer-major-4")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--only", default=",".join(WAYS))
@@ -109,7 +110,9 @@ def main() -> None:
     folder.mkdir(parents=True)
     (folder / "one.toml").write_text(CLUSTER.split('"""')[0])
     (folder / "config.json").write_text(json.dumps(config(asked.layers, asked.hidden)))
-    job = JOB.format(sequences=asked.sequences, steps=asked.steps, skeleton=asked.skeleton)
+    job = JOB.format(
+        length=asked.length, sequences=asked.sequences, steps=asked.steps, skeleton=asked.skeleton
+    )
     (folder / "job.toml").write_text(job)
     subprocess.run(
         [sys.executable, "-m", "ratrain", "data", "--sample-text", "text.jsonl"],
