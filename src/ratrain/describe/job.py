@@ -181,6 +181,9 @@ class ScheduleSpec:
     # where the weights that compute reads wait for each use, beside an `optimizer_tier`; left out:
     # on the device, unless nothing else fits
     view_tier: Literal["device", "host", "disk"] | None = None
+    # where a layer's gradient, which must be whole and is not clipped, waits for the layer's next
+    # micro-batch where other layers come between
+    gradient_tier: Literal["device", "host", "disk"] | None = None
     # where activations wait for backward: the inputs of stages that recompute, and all that stages
     # in mode spill save; left out: on the device, unless nothing else fits
     activation_tier: Literal["device", "host", "disk"] | None = None
@@ -305,6 +308,11 @@ class JobSpec:
         return _below_device(self.schedule.view_tier)
 
     @property
+    def gradient_tier(self) -> str:
+        """The same of gradients that add up."""
+        return _below_device(self.schedule.gradient_tier)
+
+    @property
     def activation_tier(self) -> str:
         """The same of what waits for backward."""
         return _below_device(self.schedule.activation_tier)
@@ -312,7 +320,7 @@ class JobSpec:
     @property
     def tiers(self) -> frozenset[str]:
         """The memory tiers below the device in which anything waits."""
-        every = {self.optimizer_tier, self.view_tier, self.activation_tier}
+        every = {self.optimizer_tier, self.view_tier, self.gradient_tier, self.activation_tier}
         return frozenset(every - {""})
 
     @property

@@ -142,6 +142,7 @@ def _schedule(s: Starter) -> _Table:
             ),
             _Line("optimizer_tier", "device", '"host" or "disk": its states wait there'),
             _Line("view_tier", "device", "the same of weights, beside an optimizer_tier"),
+            _Line("gradient_tier", "device", "the same of gradients that add up"),
             _Line("activation_tier", "device", "the same of what backward needs"),
             _Line("error_feedback", False, "send what rounding took from gradients a step later"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),

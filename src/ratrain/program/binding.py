@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.program.families import SEND_SLOTS, Per
+from ratrain.program.families import FAMILIES, SEND_SLOTS, Per
 from ratrain.program.kind import Kind, kinds
 from ratrain.program.setup import Averages, Setup
 from ratrain.program.states import States
@@ -225,8 +225,9 @@ class Binding:
             there = ops.where(self.unit.tiers[name][ops.unit] == number)
             if len(there):
                 family = waiting_family(name, tier)
-                lasts = self.states.by_name[family].per is Per.UNIT
-                use(there, (self.lasting if lasts else self.cell)(family, there))
+                declared = FAMILIES[family]
+                of_unit = self.lasting if declared.persistent else self.of_unit
+                use(there, (of_unit if declared.per is Per.UNIT else self.cell)(family, there))
 
     def _either(self, chosen: Bools, first: Callable[[], Ref], second: Ref) -> Ref:
         if not chosen.any():
@@ -275,8 +276,72 @@ class Binding:
         """The same as the ops' step leaves it."""
         return Ref(self.kept_view(ops).state, self.at_step_end("view", ops).version)
 
+    def gradient_before(self, ops: Ops) -> Ref:
+        """A unit's gradient as a micro-batch finds it that adds to it."""
+        place = self.unit.place(ops.unit, ops.micro_batch)
+        kept, waits = self.of_unit("gradient", ops, place), self.unit.waits("gradient")[ops.unit]
+        return self._either(waits, lambda: self._stays.at(self._cells(ops)), kept)
+
     def gradient(self, ops: Ops, version: Ints | int) -> Ref:
-        return self.of_unit("gradient", ops, version)
+        """It with all micro-batches in it, or later."""
+        kept, waits = self.of_unit("gradient", ops, version), self.unit.waits("gradient")[ops.unit]
+        if not waits.any():
+            return kept
+        last = ops.step * self.states.cells + self.states.unit_cell[ops.unit]
+        last += np.maximum(self.unit.micro_batches[ops.unit], 1) - 1
+        later = kept.version - self.unit.micro_batches[ops.unit] + 1
+        stays = self._stays.at(last)
+        return Ref(
+            np.where(waits, stays.state, kept.state),
+            np.where(waits, stays.version + later, kept.version),
+        )
+
+    def stay_of_gradient(self, ops: Ops) -> tuple[Ref, Ref, Ints, Bools]:
+        """For moves of gradients: what a fetch leaves in its slot; what a store, of the last
+        micro-batch of a stay, finds there; which store of the unit's is the one before; and whether
+        there is none behind."""
+        arrives = self._stays.at(self._cells(ops))
+        number, count = self._stays.of_unit(self._cells(ops))
+        return arrives, arrives.next(), number, number == count - 1
+
+    @cached_property
+    def _stays(self) -> _Stays:
+        """Gradients that wait elsewhere are in a slot for some micro-batches at a time: from the
+        first, or one that a fetch names, until the next such one."""
+        every, cells = self._ops, self.states.cells * self.setup.period
+        waits = self.unit.waits("gradient")
+        adds = every.where(self.is_any(Kind.B, Kind.W) & waits[every.unit])
+        fetched = np.zeros(cells, dtype=np.bool_)
+        fetched[self._cells(every.where(self.is_any(Kind.FetchGradient)))] = True
+        cell, place = self._cells(adds), self.unit.place(adds.unit, adds.micro_batch)
+        begins = (place == 0) | fetched[cell]
+        order = np.lexsort((place, adds.unit, adds.step))
+        stay = np.empty(len(adds), dtype=np.int64)
+        stay[order] = np.cumsum(begins[order]) - 1  # by step, then unit, then place
+        first = order[begins[order]]
+        rank = self.unit.rank[adds.unit[first]]
+        by_op = np.argsort(adds.op[first])
+        turn = np.empty(len(first), dtype=np.int64)
+        turn[by_op] = _turn_on_rank(rank[by_op])
+        length = np.bincount(stay, minlength=len(first))
+        unit = adds.unit[first]
+        is_last = np.r_[_differs(unit, adds.step[first]), True][: len(first)]
+        ends = self.unit.reduced[unit].astype(np.int64) + self.gathered_per_step(unit)
+        writes = length + fetched[cell[first]] + is_last * ends
+        slots = np.maximum(self.states.slots["gradient_slot"], 1)
+        family, begin = self.states.by_name["gradient_slot"], np.cumsum(slots) - slots
+        slot = begin[rank] + turn % slots[rank]
+        base = np.zeros(len(first), dtype=np.int64)
+        held = np.zeros(int(slots.sum()), dtype=np.int64)
+        for number in np.argsort(turn, kind="stable").tolist():
+            base[number] = held[slot[number]]
+            held[slot[number]] += writes[number]
+        version = np.full(cells, NEVER, dtype=np.int64)
+        of_cell = np.zeros(cells, dtype=np.int64)
+        inside = place - place[first][stay]
+        version[cell] = base[stay] + fetched[cell[first]][stay] + inside
+        of_cell[cell] = stay
+        return _Stays(family.start + slot, version, of_cell, unit + adds.step[first] * len(waits))
 
     def of_all_replicas(self, ops: Ops) -> Ref:
         """A unit's gradient with every micro-batch and every replica in it, of one copy where the
@@ -415,6 +480,33 @@ class Binding:
             writes = self._renewed_in(family)
             self._renewals[family] = np.cumsum(writes, axis=0) - writes
         return self._renewals[family]
+
+
+def _differs(*columns: Ints) -> Bools:
+    """For each row but the first whether it differs from the row before."""
+    return np.any([np.diff(column) != 0 for column in columns], axis=0)
+
+
+@dataclass(frozen=True)
+class _Stays:
+    """Of gradients in slots: the slot of each stay; of each (unit, micro-batch) cell the version
+    that it adds to, and its stay; and the unit and step of each stay."""
+
+    slot: Ints
+    version: Ints
+    stay: Ints
+    owner: Ints
+
+    def at(self, cell: Ints) -> Ref:
+        """What a cell's micro-batch finds."""
+        return Ref(self.slot[self.stay[cell]], self.version[cell])
+
+    def of_unit(self, cell: Ints) -> tuple[Ints, Ints]:
+        """The how-manieth stay of its unit a cell's is, and how many there are."""
+        first = np.searchsorted(self.owner, self.owner, side="left")
+        count = np.searchsorted(self.owner, self.owner, side="right") - first
+        number = np.arange(len(self.owner)) - first
+        return number[self.stay[cell]], count[self.stay[cell]]
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,10 @@ SPILL_SLOTS = 2
 """Activations on their way to another tier, or back, at once: one that moves, and one that is made
 or used."""
 
+GRADIENT_SLOTS = 3
+"""Units' gradients on the device at once, of those that wait in another tier: one that is made, one
+that is updated, and one that comes or goes."""
+
 OPTIMIZER_SLOTS = 2
 """Units' optimizer states on the device at once, of those that wait in another tier: one that is
 updated, and one that comes or goes."""
@@ -261,6 +265,11 @@ def _gradient(s: Sizing) -> Ints:
     return s.of("gradient_bytes")
 
 
+def _gradient_slot(s: Sizing) -> list[list[int]]:
+    slots = [GRADIENT_SLOTS] * s.setup.ranks
+    return s.largest_on_rank(_gradient(s), s.units.waits("gradient"), slots)
+
+
 def _shard(s: Sizing) -> Ints:
     return s.shared(s.of("gradient_bytes"))
 
@@ -404,6 +413,8 @@ declare_family("saved_out", Per.RANK_SLOT, _saved_out, persistent=True)
 declare_family("saved_in", Per.RANK_SLOT, _saved_in, persistent=True)
 declare_family("refilled", Per.CELL, _refilled)
 declare_family("bounce", Per.RANK_SLOT, _bounce, persistent=True)
+declare_family("gradient_slot", Per.RANK_SLOT, _gradient_slot, persistent=True)
+_declare_waiting("gradient", Per.UNIT, _gradient)
 _declare_waiting("input", Per.CELL, _input)
 _declare_waiting("saved", Per.CELL, _saved)
 _declare_waiting("view", Per.UNIT, _kept_view, persistent=True)

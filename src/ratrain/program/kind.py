@@ -89,6 +89,7 @@ class Cost(StrEnum):
     COPY_INPUT = "copy input"
     MOVE_OPTIMIZER = "move optimizer"
     MOVE_VIEW = "move view"
+    MOVE_GRADIENT = "move gradient"
     MOVE_SAVED = "move activations"
 
 
@@ -176,6 +177,8 @@ class Kind(int):
     FetchView_F: ClassVar[Kind]
     FetchView_B: ClassVar[Kind]
     StoreView: ClassVar[Kind]
+    FetchGradient: ClassVar[Kind]
+    StoreGradient: ClassVar[Kind]
     Spill: ClassVar[Kind]
     Fill: ClassVar[Kind]
 

@@ -69,6 +69,7 @@ class Member:
     # Where its units' states wait between their uses: a memory tier, or the device.
     optimizer_tier: str = DEVICE
     view_tier: str = DEVICE
+    gradient_tier: str = DEVICE  # of whole gradients
     activation_tier: str = DEVICE  # of inputs where units are recovered, else of what is spilled
 
     def first_of(self, micro_batch: int) -> int:

@@ -14,6 +14,7 @@ from ratrain.program.passes.clipping import clip_global_norm
 from ratrain.program.passes.feedback import feed_errors_back
 from ratrain.program.passes.offloading import (
     offload_activations,
+    offload_gradients,
     offload_inputs,
     offload_optimizer,
     offload_views,
@@ -306,6 +307,7 @@ class Choices:
     error_feedback: int = 0  # residuals that ranks keep of each gradient sent; 0: none
     optimizer_tier: str = DEVICE  # where optimizer states wait for their update
     view_tier: str = DEVICE  # where weights wait for each use
+    gradient_tier: str = DEVICE  # where whole gradients wait while they add up
     activation_tier: str = DEVICE  # where inputs of recovered units, and what is spilled, wait
 
     @property
@@ -371,6 +373,8 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
         program = offload_optimizer(program, choices.optimizer_tier)
     if choices.activation_tier:
         program = offload_activations(program, choices.activation_tier)
+    if choices.gradient_tier:
+        program = offload_gradients(program, choices.gradient_tier)
     if choices.view_tier:
         program = offload_views(program, choices.view_tier)
     if choices.average_steps:

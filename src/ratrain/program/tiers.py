@@ -34,6 +34,7 @@ WAITING = {
         Waiting("optimizer", "optimizer_tier", ("FetchOptimizer", "StoreOptimizer"), "optimizer"),
         Waiting("view", "view_tier", ("FetchView_F", "FetchView_B", "StoreView"), "view"),
         Waiting("input", "activation_tier", ("OffloadInput", "FetchInput"), "input"),
+        Waiting("gradient", "gradient_tier", ("FetchGradient", "StoreGradient"), "gradient"),
         Waiting("saved", "activation_tier", ("Spill", "Fill"), "saved"),
     )
 }

@@ -106,6 +106,7 @@ def unit_columns(setup: Setup) -> Units:
         "optimizer": trained,
         "view": np.ones_like(trained),
         "input": recovered & has_input,
+        "gradient": trained & ~(shared & setup.per_micro_batch),
         "saved": columns[9] == RECOVERY_CODE[Recovery.SPILL],
     }
     settings = dict(zip(SETTINGS, columns[13:], strict=True))

@@ -182,6 +182,7 @@ class PlanFile:
     # where optimizer states wait for their update; left out: on the device
     optimizer_tier: Literal["device", "host", "disk"] | None = None
     view_tier: Literal["device", "host", "disk"] | None = None  # the same of weights
+    gradient_tier: Literal["device", "host", "disk"] | None = None  # of gradients that add up
     activation_tier: Literal["device", "host", "disk"] | None = None  # of what waits for backward
     collective: Name | None = None
     predicted: Predicted | None = None  # for people; nothing reads it

@@ -326,6 +326,7 @@ def choices_of(
         error_feedback=job.residuals,
         optimizer_tier=job.optimizer_tier,
         view_tier=job.view_tier,
+        gradient_tier=job.gradient_tier,
         activation_tier=job.activation_tier,
         average_steps=job.schedule.average_every or 0,
         averages=Averages(job.schedule.averages),

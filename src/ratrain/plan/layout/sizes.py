@@ -180,6 +180,7 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     waits = (
         (job.optimizer_tier, "optimizer states wait {} for their updates"),
         (job.view_tier, "weights wait {} for each use"),
+        (job.gradient_tier, "gradients wait {} for their next micro-batch"),
         (job.activation_tier, "activations wait {} for backward"),
     )
     away = [words.format(TIER_WORDS[tier]) for tier, words in waits if tier]

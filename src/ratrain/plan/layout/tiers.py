@@ -21,7 +21,7 @@ for what it costs."""
 
 def require_tier(job: JobSpec) -> None:
     """Refuses states in another tier where a job cannot have them there."""
-    for key in KEYS:
+    for key in (*KEYS, "gradient_tier"):
         if getattr(job, key):
             for what, fix in _obstacles(job, key):
                 raise SpecError(what, place=f"{job.path or 'job'} [schedule] {key}", fix=fix)
@@ -39,6 +39,8 @@ def _obstacles(job: JobSpec, key: str) -> Iterator[tuple[str, str]]:
         yield f"the backend {job.backend.name} keeps all states on the device", leave
     if key == "activation_tier":
         return
+    if key == "gradient_tier" and (job.train.clip_norm is not None or job.awaits_overflow):
+        yield "clipping and fp16's check of all gradients need them all at once", leave
     if job.unlike:
         what = "devices compute in different dtypes, and send each other weights made of the "
         yield what + "optimizer's, which must be on the device for that", leave

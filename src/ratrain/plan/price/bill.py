@@ -17,6 +17,7 @@ An upper bound of what `program.bounds` proves; the tests hold it to within 2 % 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from ratrain.plan.layout.enumerate import Group
 from ratrain.plan.price.held import held_by_rank, most_held
-from ratrain.program.families import OPTIMIZER_SLOTS, SEND_SLOTS, SPILL_SLOTS
+from ratrain.program.families import GRADIENT_SLOTS, OPTIMIZER_SLOTS, SEND_SLOTS, SPILL_SLOTS
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.skeletons import SKELETONS
@@ -77,7 +78,8 @@ def bill(group: Group, recovery: Ints) -> Bill:
 def _bill(group: Group, recovery: Ints) -> Bill:
     """The `Bill` of a group whose ranks all compute in its job's dtype."""
     states, activations = _states(group, recovery), _activations(group, recovery)
-    states["gradient"] = states["gradient"] - _never_together(group, recovery)
+    if not group.job.gradient_tier:
+        states["gradient"] = states["gradient"] - _never_together(group, recovery)
     scratch = {"scratch": _scratch(group, recovery)}
     return Bill({**states, **activations, **_slots(group), **scratch})
 
@@ -167,7 +169,7 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
         "optimizer": np.where(column > 0, shared(optimizer), whole(optimizer)),
         **_slots_of_optimizer(group, optimizer),
         **_slots_of_views(group, view, per_use, slots),
-        "gradient": np.where(sharded, shared(gradient), whole(gradient)),
+        "gradient": np.where(sharded, shared(gradient), _gradients(group, gradient, whole)),
         "transit": sharded * transit,
     }
     if group.job.residuals and data > 1:
@@ -191,6 +193,15 @@ def _slots_of_optimizer(group: Group, sizes: tuple[int, int, int]) -> dict[str, 
         return {}
     shared, whole = _largest(group, _shared(sizes, group.layout.data)), _largest(group, sizes)
     return {"optimizer": OPTIMIZER_SLOTS * np.where(group.sharding[:, None] > 0, shared, whole)}
+
+
+def _gradients(
+    group: Group, sizes: tuple[int, int, int], whole: Callable[[tuple[int, int, int]], Ints]
+) -> Ints:
+    """Whole gradients; of those that wait in another tier what slots hold."""
+    if not group.job.gradient_tier:
+        return whole(sizes)
+    return GRADIENT_SLOTS * _largest(group, sizes)
 
 
 def _slots_of_views(

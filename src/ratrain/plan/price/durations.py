@@ -338,6 +338,7 @@ def _kept_view(setup: Setup, unit: Unit, place: UnitPlace) -> float:
 _MOVED: dict[Cost, tuple[str, Moved]] = {
     Cost.MOVE_OPTIMIZER: ("optimizer_tier", _owned_optimizer),
     Cost.MOVE_VIEW: ("view_tier", _kept_view),
+    Cost.MOVE_GRADIENT: ("gradient_tier", lambda _setup, unit, _place: unit.gradient_bytes),
     Cost.MOVE_SAVED: ("activation_tier", lambda _setup, unit, _place: unit.saved_bytes),
     Cost.COPY_INPUT: ("activation_tier", lambda _setup, unit, _place: unit.input_bytes),
 }

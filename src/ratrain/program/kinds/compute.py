@@ -123,9 +123,8 @@ def _accumulate(b: Binding, ops: Ops) -> None:
         b.writes(passing, transit(b, passing))
     whole = ops.where(~sharded)
     place = b.unit.place(whole.unit, whole.micro_batch)
-    further = whole.where(place > 0)
-    b.reads(further, b.gradient(further, place[place > 0]))
-    b.writes(whole, b.gradient(whole, place + 1))
+    b.reads(further := whole.where(place > 0), b.gradient_before(further))
+    b.writes(whole, b.gradient_before(whole).next())
 
 
 def transit(b: Binding, ops: Ops) -> Ref:

@@ -81,7 +81,7 @@ def _update_shard(b: Binding, ops: Ops) -> None:
     b.writes(apart, b.reduced(apart).next())
     here = ops.where(~gathered)
     b.writes(here, _renewed_view(b, here))
-    b.frees(here, b.reduced(here))
+    b.frees(goes := here.where(~b.unit.waits("gradient")[here.unit]), b.reduced(goes))
     if b.setup.averages is Averages.EARLY_START:
         begun = ops.where(b.takes_turn(Kind.AverageCopy, ops))
         b.reads(begun, b.of_unit("averaged", begun, 2))
@@ -109,7 +109,7 @@ def _prefetch_view(b: Binding, ops: Ops) -> None:
     updated = b.reduced(ops).next()
     b.reads(ops, updated)
     b.writes(ops, _renewed_view(b, ops))
-    b.frees(ops, updated)
+    b.frees(goes := ops.where(~b.unit.waits("gradient")[ops.unit]), b.reduced(goes).next())
 
 
 declare(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from ratrain.program.binding import Binding, Ops, Ref
 from ratrain.program.kind import Cost, Lane, Scope
 from ratrain.program.kinds.inputs import fetched_input, made_input
 from ratrain.program.rules import declare
@@ -47,6 +52,31 @@ def _store_view(b: Binding, ops: Ops) -> None:
     """StoreView: new weights go there, over those that the step has read."""
     b.reads(ops, b.made_view(ops))
     b.in_tiers("view", ops, lambda there, before: b.writes(there, before.next()))
+
+
+def _fetch_gradient(b: Binding, ops: Ops) -> None:
+    """FetchGradient: a unit's gradient comes into a slot, for the micro-batch that it names and
+    those that follow, until another takes the slot over. The last of a step lets it go."""
+    arrives, _, number, is_last = b.stay_of_gradient(ops)
+    b.writes(ops, arrives)
+    for use, some in ((b.reads, np.ones_like(is_last)), (b.frees, is_last)):
+        chosen = ops.where(some)
+        versions = dict(zip(chosen.op.tolist(), number[some].tolist(), strict=True))
+        b.in_tiers("gradient", chosen, partial(_at_version, use, versions))
+
+
+def _store_gradient(b: Binding, ops: Ops) -> None:
+    """StoreGradient: what has added up goes there, behind the micro-batch that it names."""
+    _, found, number, _ = b.stay_of_gradient(ops)
+    b.reads(ops, found)
+    versions = dict(zip(ops.op.tolist(), (number + 1).tolist(), strict=True))
+    b.in_tiers("gradient", ops, partial(_at_version, b.writes, versions))
+
+
+def _at_version(
+    use: Callable[[Ops, Ref], None], versions: Mapping[int, int], ops: Ops, ref: Ref
+) -> None:
+    use(ops, Ref(ref.state, np.array([versions[op] for op in ops.op.tolist()], dtype=np.int64)))
 
 
 def _spill(b: Binding, ops: Ops) -> None:
@@ -100,6 +130,22 @@ declare(
     cost=Cost.MOVE_VIEW,
     method="store_view",
     renews=tuple(waiting_family("view", tier) for tier in (HOST, DISK)),
+)
+declare(
+    "FetchGradient",
+    Lane.FETCH,
+    _CELL,
+    _fetch_gradient,
+    cost=Cost.MOVE_GRADIENT,
+    method="fetch_gradient",
+)
+declare(
+    "StoreGradient",
+    Lane.OFFLOAD,
+    _CELL,
+    _store_gradient,
+    cost=Cost.MOVE_GRADIENT,
+    method="store_gradient",
 )
 declare("Spill", Lane.OFFLOAD, _CELL, _spill, cost=Cost.MOVE_SAVED, method="spill")
 declare("Fill", Lane.FETCH, _CELL, _fill, cost=Cost.MOVE_SAVED, method="fill")

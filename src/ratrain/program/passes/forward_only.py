@@ -35,4 +35,4 @@ def forward_only(program: Program) -> Program:
 
 
 def _keeping_nothing(member: Member, _is_last: bool) -> Member:
-    return replace(member, activation_tier=DEVICE)
+    return replace(member, activation_tier=DEVICE, gradient_tier=DEVICE)

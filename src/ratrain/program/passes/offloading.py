@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
-from ratrain.program.families import SPILL_SLOTS, slots_in_use
+from ratrain.program.families import GRADIENT_SLOTS, SPILL_SLOTS, slots_in_use
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Recovery
@@ -130,6 +131,93 @@ def offload_views(program: Program, tier: str) -> Program:
 
     stored = program.edit(f"offload-views-{tier}", Lane.OFFLOAD, by=stores, setup=setup)
     return fetch_views(stored)
+
+
+def offload_gradients(program: Program, tier: str) -> Program:
+    """Gradient offload: gradients that add up over micro-batches wait for the next in another tier.
+
+    Backward adds to a gradient in one of three slots. Adds a StoreGradient behind a unit's last
+    backward before other units take its slot, and a FetchGradient ahead of its next one. Where all
+    micro-batches of a unit follow each other nothing moves: the gradient is whole, and stays until
+    its update. Safe because backward adds to what was fetched, in ascending micro-batches, and a
+    slot is taken over only when its gradient is stored or has made its update. Needs updates that
+    go on as gradients come (update-prefetch), without a norm over all of them.
+    """
+
+    def away(member: Member, _is_last: bool) -> Member:
+        return replace(member, gradient_tier=tier)
+
+    program = _gathers_as_updated(program)
+    if any(action.kind in _WAIT_FOR_ALL for lane in program.lanes.values() for action in lane):
+        raise ProgramError(
+            "gradients wait in slots for their updates, and an op of the program waits for all of "
+            "them at once",
+            fix="leave gradient_tier out, or clipping, or add the passes layerwise-state-pipeline "
+            "and update-prefetch",
+        )
+    setup = program.setup.with_members(away)
+    stays = {rank: _stays_of_gradients(program, rank) for rank in range(setup.ranks)}
+
+    def moves(rank: int, lane: Lane, actions: Iterable[Action]) -> list[Action]:
+        made: list[Action] = []
+        for stay in stays[rank]:
+            if lane is Lane.FETCH and not stay.is_first:
+                made.append(stay.actions[0]._replace(kind=Kind.FetchGradient))
+            if lane is Lane.OFFLOAD and not stay.is_last:
+                made.append(stay.actions[-1]._replace(kind=Kind.StoreGradient))
+        if lane is Lane.FETCH:
+            return _by_first_use(program, rank, (*actions, *made))
+        return _by_first_use(program, rank, (*made, *actions))
+
+    return program.edit(
+        f"offload-gradients-{tier}", Lane.FETCH, Lane.OFFLOAD, by=moves, setup=setup
+    )
+
+
+def _gathers_as_updated(program: Program) -> Program:
+    """Updated shares, which are in their gradients' places, are gathered in the order in which they
+    come, so that the places are free again."""
+
+    def in_order(rank: int, _lane: Lane, actions: Iterable[Action]) -> list[Action]:
+        place = {action[1:3]: at for at, action in enumerate(program.lane(rank, Lane.UPDATE))}
+        return sorted(actions, key=lambda action: place.get(action[1:3], -1))
+
+    gathers = program.setup.gathers
+    return program.edit("", Lane.GATHER, by=in_order) if gathers else program
+
+
+_WAIT_FOR_ALL = (Kind.AllBackward, Kind.AllSynced, Kind.ClipNorm, Kind.TieSync)
+
+
+@dataclass
+class _Stay:
+    """Backwards of a unit that add to its gradient in one stay in a slot."""
+
+    actions: list[Action]
+    is_first: bool
+    is_last: bool = True
+
+
+def _stays_of_gradients(program: Program, rank: int) -> list[_Stay]:
+    held = dict(program.held_by(rank))
+    setup, inside = program.setup, deque[tuple[int, int]](maxlen=GRADIENT_SLOTS - 1)
+    stays: list[_Stay] = []
+    latest: dict[tuple[int, int], _Stay] = {}
+    for action in program.lane(rank, Lane.COMPUTE):
+        unit = action.stage, action.unit
+        if action.kind not in (Kind.B, Kind.W) or held[unit[0]].units[unit[1]].frozen:
+            continue
+        if setup.per_micro_batch and setup.is_shared(held[unit[0]].units[unit[1]].name):
+            continue
+        if unit in inside:
+            latest[unit].actions.append(action)
+            continue
+        inside.append(unit)
+        if unit in latest:
+            latest[unit].is_last = False
+        latest[unit] = _Stay([action], unit not in latest)
+        stays.append(latest[unit])
+    return stays
 
 
 def fetch_views(program: Program) -> Program:

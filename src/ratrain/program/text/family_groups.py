@@ -36,7 +36,9 @@ FAMILY_GROUPS = (
         "optimizer",
         _with_waiting("optimizer", "optimizer_slot", "outer"),
     ),
-    FamilyGroup("gradients", "gradients", frozenset({"gradient", "shard", "transit"})),
+    FamilyGroup(
+        "gradients", "gradients", _with_waiting("gradient", "gradient_slot", "shard", "transit")
+    ),
     FamilyGroup("residual", "rounding residuals", frozenset({"residual", "residual_next"})),
     FamilyGroup("averaged", "copies of weights to average", frozenset({"averaged"})),
     FamilyGroup(

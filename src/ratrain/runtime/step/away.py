@@ -98,13 +98,14 @@ class AwayOptimizer:
 
 
 @dataclass
-class AwayView:
-    """What compute, or a gather, reads of a unit's weights: ops find it in the slot that the
-    program names."""
+class AwayFlat:
+    """What compute, or a gather, reads of a unit's weights, or a gradient that adds up: ops find it
+    in the slot that the program names."""
 
     name: str
     tier: Tier
     first: Tensor | None  # until it is stored
+    sort: str = "view"
     dtype: torch.dtype = torch.float32
     elements: int = 0
 
@@ -114,7 +115,7 @@ class AwayView:
 
     @property
     def key(self) -> StoredKey:
-        return StoredKey("view", self.name)
+        return StoredKey(self.sort, self.name)
 
     @property
     def size_bytes(self) -> int:
@@ -160,6 +161,7 @@ class AwayStates:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._units: dict[int, AwayUnit] = {}
+        self._moved: set[int] = set()
         self._slots: dict[Key, Tensor] = {}
         self._inside: dict[Key, AwayUnit] = {}
 
@@ -175,6 +177,13 @@ class AwayStates:
         self._device.finish()
         unit.detach()
         self._units[index] = unit
+        self._moved.add(index)
+
+    def hold(self, index: int, unit: AwayUnit) -> None:
+        """A unit that needs slots, and never leaves them for the tier."""
+        if isinstance(unit, AwayFlat):
+            unit.first = None
+        self._units[index] = unit
 
     def fetch(self, index: int, slot: Key) -> None:
         """Brings a unit's states into a slot, in the place of what was there."""
@@ -189,14 +198,16 @@ class AwayStates:
         unit = self._units[index]
         unit.tier.store(unit.key, self.slot(slot))
 
-    def view(self, index: int, slot: Key) -> Tensor:
-        """A unit's view in a slot."""
+    def flat(self, index: int, slot: Key) -> Tensor:
+        """A unit's flat tensor in a slot."""
         unit = self._units[index]
-        assert isinstance(unit, AwayView)
+        assert isinstance(unit, AwayFlat)
         return unit.of(self.slot(slot))
 
     def times_s(self, index: int) -> tuple[float, float]:
         """What a unit's fetch and its store take, outside of any step."""
+        if index not in self._moved:
+            return 0.0, 0.0
         unit = self._units[index]
         slot = page_tensor(unit.size_bytes, self._device)
         reached_s = [time.perf_counter()]

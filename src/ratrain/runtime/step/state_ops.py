@@ -216,7 +216,7 @@ class StateOps:
         place."""
         view, share = unit.view, unit.shard_view
         if "view_made" in op.writes:
-            made = self._states.away_views.view(op.unit, op.writes["view_made"])
+            made = self._states.away_views.flat(op.unit, op.writes["view_made"])
             view, share = (None, made) if unit.local.gathered else (made, None)
         elif unit.local.waits("view"):
             share = torch.empty(
@@ -256,6 +256,12 @@ class StateOps:
     def store_optimizer(self, op: LocalOp, step: int) -> None:
         self._states.away.store(op.unit, op.reads["optimizer_slot"])
 
+    def fetch_gradient(self, op: LocalOp, step: int) -> None:
+        self._states.away_gradients.fetch(op.unit, op.writes["gradient_slot"])
+
+    def store_gradient(self, op: LocalOp, step: int) -> None:
+        self._states.away_gradients.store(op.unit, op.reads["gradient_slot"])
+
     def fetch_view(self, op: LocalOp, step: int) -> None:
         self._states.away_views.fetch(op.unit, op.writes["view_slot"])
 
@@ -264,12 +270,12 @@ class StateOps:
 
     def _fetched_view(self, op: LocalOp) -> Tensor:
         """A unit's view, or a rank's share of it, from another tier."""
-        return self._states.away_views.view(op.unit, op.reads["view_slot"])
+        return self._states.away_views.flat(op.unit, op.reads["view_slot"])
 
     def prefetch_view(self, op: LocalOp, step: int) -> None:
         unit, view = self.unit(op), self.unit(op).view
         if "view_made" in op.writes:
-            view = self._states.away_views.view(op.unit, op.writes["view_made"])
+            view = self._states.away_views.flat(op.unit, op.writes["view_made"])
             for share, window in unit.windows:
                 view[share] = _of(unit.updated)[window]
             unit.updated = None

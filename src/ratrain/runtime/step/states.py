@@ -13,10 +13,10 @@ from torch import Tensor
 from ratrain.describe.optimizers import Optimizer, Plain
 from ratrain.devices import Device
 from ratrain.models.units import Unit
-from ratrain.program.kind import Lane
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.tiers import DISK
 from ratrain.runtime.seats import Seat, Seats, groups_of, holders_of
-from ratrain.runtime.step.away import AwayOptimizer, AwayStates, AwayView
+from ratrain.runtime.step.away import AwayFlat, AwayOptimizer, AwayStates
 from ratrain.runtime.step.below import Tier, page_tensor
 from ratrain.runtime.step.exchange.buckets import Buckets, made_buckets
 from ratrain.runtime.step.exchange.narrowing import Wire
@@ -57,6 +57,7 @@ class RankStates:
     held: HeldStates
     away: AwayStates  # optimizer states that wait in another tier
     away_views: AwayStates  # and weights that compute reads
+    away_gradients: AwayStates  # and gradients that add up
     places: Mapping[Key, Places]  # where what waits of micro-batches waits, of each sort and unit
     bounce: Tensor | None  # where what goes to disk of a micro-batch becomes one run of bytes
     _kept: dict[int, Tensor] | None = None  # gradients that stay in place
@@ -91,7 +92,11 @@ class RankStates:
         outside of any step."""
         moves_s = {
             sort: away.times_s(index)
-            for sort, away in (("optimizer", self.away), ("view", self.away_views))
+            for sort, away in (
+                ("optimizer", self.away),
+                ("view", self.away_views),
+                ("gradient", self.away_gradients),
+            )
             if index in away
         }
         return moves_s | {
@@ -105,6 +110,10 @@ class RankStates:
         if self._kept is None:
             return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
         return self.kept_gradient(unit).zero_()
+
+    def gradient_in(self, unit: UnitState, slot: Key) -> Tensor:
+        """A unit's gradient in a slot, of those that wait in another tier."""
+        return self.away_gradients.flat(unit.local.index, slot)
 
     def keep_gradients(self) -> None:
         """From now on each unit's gradient is in the same memory in every step."""
@@ -144,10 +153,11 @@ def rank_states(
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
     held = HeldStates(device)
-    away, away_views = AwayStates(device), AwayStates(device)
+    away, away_views, away_gradients = (AwayStates(device) for _ in range(3))
     dtypes = [each.dtype for each in numbers]
     making = Making(held, setup, seat, make_unit, source, device.place, optimizer, dtypes)
     units: list[UnitState] = []
+    stores = {op.unit for op in schedule.ops if op.kind is Kind.StoreGradient}
     for local in schedule.units:
         unit = making.unit(local, holders[local.unit.name], groups.get(local.unit.name))
         unit.by = collectives(unit.name)
@@ -157,8 +167,15 @@ def rank_states(
             unit.weights.attach_view(None)
             unit.view = unit.shard_view = None
             (view,) = views
-            away_views.add(local.index, AwayView(unit.name, tiers[local.tiers["view"]], view))
+            away_views.add(local.index, AwayFlat(unit.name, tiers[local.tiers["view"]], view))
             views = []
+        if local.waits("gradient"):
+            tier = tiers[local.tiers["gradient"]]
+            zeros = torch.zeros(unit.padded, dtype=gradient_dtype, device=device.place)
+            gradient = AwayFlat(unit.name, tier, zeros, "gradient")
+            stored = local.index in stores
+            (away_gradients.add if stored else away_gradients.hold)(local.index, gradient)
+            del zeros
         if local.waits("optimizer"):
             tier = tiers[local.tiers["optimizer"]]
             away.add(local.index, AwayOptimizer(unit.name, tier, unit.parts, views))
@@ -203,6 +220,7 @@ def rank_states(
         held,
         away,
         away_views,
+        away_gradients,
         places,
         page_tensor(max(spilled), device) if spilled else None,
     )
