@@ -47,12 +47,14 @@ WAYS: dict[str, tuple[str, ...]] = {
     "everything on disk": (
         "optimizer_tier=disk",
         "view_tier=disk",
+        "gradient_tier=disk",
         "activation_tier=disk",
         "recovery=everywhere",
     ),
     "everything on disk and spilled": (
         "optimizer_tier=disk",
         "view_tier=disk",
+        "gradient_tier=disk",
         "activation_tier=disk",
         "recovery=spill",
     ),

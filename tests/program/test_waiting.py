@@ -113,3 +113,40 @@ def test_a_move_that_is_left_out_is_found(kind: Kind) -> None:
     broken = away.edit("without one", Lane.FETCH, Lane.OFFLOAD, by=without_first)
     rules = {finding.rule for finding in verify(broken).findings}
     assert rules & {Rule.READ_BEFORE_WRITE, Rule.NOT_UPDATED, Rule.USE_AFTER_FREE}
+
+
+@pytest.mark.parametrize("skeleton", [s for s in named_skeletons() if s != "interleaved"])
+@pytest.mark.parametrize("cut", [(4,), (2, 2), (1, 1, 3)])
+@pytest.mark.parametrize("sharding", range(4))
+def test_gradients_that_wait_leave_a_sound_program_in_every_order_and_sharding_level(
+    skeleton: str, cut: tuple[int, ...], sharding: int
+) -> None:
+    chosen = replace(strategy("ratrain"), skeleton=skeleton, sharding=sharding)
+    setup = Setup((replica(cut, 6, 2, ends=True),))
+    choices = Choices(gradient_tier="disk", keep_all=True)
+    away = apply_strategy(chosen, setup, choices)
+    verdict = verify(away)
+    assert verdict.sound
+    assert read_text(write_text(away)) == away
+    for rank in range(setup.ranks):
+        stored = [a for a in away.lane(rank, Lane.OFFLOAD) if a.kind is Kind.StoreGradient]
+        fetched = [a for a in away.lane(rank, Lane.FETCH) if a.kind is Kind.FetchGradient]
+        assert len(stored) == len(fetched)
+    assert all("gradient" not in bound.by_family for bound in verdict.bounds)
+
+
+def test_a_layer_major_order_moves_no_gradient_and_holds_three() -> None:
+    setup = Setup((replica((6,), 4, ends=True),))
+    chosen = replace(strategy("ratrain"), skeleton="layer-major-4")
+    away = apply_strategy(chosen, setup, Choices(gradient_tier="disk"))
+    moves = (Kind.StoreGradient, Kind.FetchGradient)
+    every = [a for lane in Lane for a in away.lane(0, lane)]
+    assert not any(action.kind in moves for action in every)
+    largest = max(unit.gradient_bytes for unit in setup.replicas[0].stages[0].only.units)
+    assert verify(away).bounds[0].by_family["gradient_slot"] == 3 * largest
+
+
+def test_gradients_that_are_clipped_together_do_not_wait() -> None:
+    setup = Setup((replica((2,), 4),))
+    with pytest.raises(ProgramError, match="waits for all of them at once"):
+        apply_strategy(strategy("ratrain"), setup, Choices(clip=True, gradient_tier="disk"))

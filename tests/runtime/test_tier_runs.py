@@ -145,12 +145,13 @@ def assert_same_run(crew: Crew, folder: Path, setting: Setting, away: Setting) -
 @pytest.mark.parametrize("sharding", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("skeleton", [s for s in SKELETONS if not s.startswith("layer-major-1")])
-def test_weights_and_optimizer_on_disk_change_no_bit_in_any_order_or_sharding_level(
+def test_weights_optimizer_and_gradients_on_disk_change_no_bit_in_any_order_or_sharding_level(
     crew: Crew, tmp_path: Path, skeleton: str, dtype: str, sharding: int
 ) -> None:
     setting = Setting("ratrain", 2, 2, sharding=sharding, dtype=dtype, skeleton=skeleton)
     setting = replace(setting, virtual=2) if _chunks(setting) else setting
-    assert_same_run(crew, tmp_path, setting, _waiting(setting, "disk", "optimizer", "view"))
+    away = _waiting(setting, "disk", "optimizer", "view", "gradient")
+    assert_same_run(crew, tmp_path, setting, away)
 
 
 @pytest.mark.matrix
