@@ -18,7 +18,7 @@ from ratrain.plan.price.fitted import fitted
 from ratrain.plan.search.layouts import Progress, Tried, search_layouts
 from ratrain.program.binding import FREE
 from ratrain.program.kind import kind_named
-from ratrain.program.strategies import STRATEGIES
+from ratrain.program.strategies import STRATEGIES, apply_strategy
 from ratrain.program.tiers import DEVICE, DISK, HOST, TIER_WORDS, WAITING
 
 MOST_TOKENS = 1 << 20
@@ -122,9 +122,9 @@ def _way(name: str, tier: str, job: JobSpec, progress: Progress | None) -> Way:
 def _moved_bytes(job: JobSpec, best: Tried | None) -> int:
     """What the rank that moves most moves in a step: of a plan, all that its program says; of none,
     its optimizer states there and back."""
-    if best is None or best.proved is None:
+    if best is None:
         return 2 * least_tier_bytes(job) if job.optimizer_tier else 0
-    table = best.proved.program.table
+    table = apply_strategy(best.plan.strategy, best.plan.setup, best.plan.choices).table
     uses, states = table.uses, table.states
     below = np.array([family.tier != DEVICE for family in states.families])[states.family]
     moves = table.is_any(*(kind_named(kind) for row in WAITING.values() for kind in row.moves))
@@ -165,8 +165,8 @@ def least_tier_bytes(job: JobSpec) -> int:
     kept = replace(job, schedule=replace(job.schedule, **every_sort))
     items = ["optimizer", *(["view"] if job.view_tier else [])]
     bills = [bill(g, np.zeros(g.layers.shape, dtype=np.int64)).items for g in groups_of(kept)]
-    owned = [sum(of_group[item] for item in items).max(axis=1) for of_group in bills]
-    return min(int(of_rows.min()) for of_rows in owned)
+    owned = [np.sum([of_group[item] for item in items], axis=0) for of_group in bills]
+    return min(int(of_ranks.max(axis=1).min()) for of_ranks in owned)
 
 
 def require_room(job: JobSpec) -> None:

@@ -235,8 +235,8 @@ class RankOps(StateOps):
             place = self._states.transit[op.transit][: unit.padded]
             return place.zero_()
         if "gradient_slot" in op.writes:
-            unit.gradient = self._states.gradient_in(unit, op.writes["gradient_slot"])
-            return unit.gradient.zero_() if op.place == 0 else unit.gradient
+            place = unit.gradient = self._states.gradient_in(unit, op.writes["gradient_slot"])
+            return place.zero_() if op.place == 0 else place
         if op.place == 0:
             unit.gradient = self._states.new_gradient(unit)
         assert unit.gradient is not None
