@@ -10,6 +10,7 @@ from ratrain.describe.device import DeviceKind, Tier
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
 from ratrain.plan.layout.buckets import in_buckets
+from ratrain.plan.layout.sizes import trains_tied
 from ratrain.program.setup import Budget
 from ratrain.program.strategies import Strategy
 from ratrain.program.tiers import DISK, HOST
@@ -41,6 +42,8 @@ def _obstacles(job: JobSpec, key: str) -> Iterator[tuple[str, str]]:
         return
     if key == "gradient_tier" and (job.train.clip_norm is not None or job.awaits_overflow):
         yield "clipping and fp16's check of all gradients need them all at once", leave
+    if key == "gradient_tier" and trains_tied(job):
+        yield "the gradients of tied embeddings are added to each other, and need both", leave
     if job.unlike:
         what = "devices compute in different dtypes, and send each other weights made of the "
         yield what + "optimizer's, which must be on the device for that", leave
