@@ -87,7 +87,7 @@ def test_a_layer_major_order_fetches_weights_twice_a_step_whatever_the_micro_bat
         choices = Choices(recovery=(recovery,), optimizer_tier="disk", view_tier="disk")
         program = apply_strategy(replace(strategy("ratrain"), skeleton=skeleton), setup, choices)
         assert verify(program).sound
-        kinds = (Kind.FetchView_F, Kind.FetchView_B)
+        kinds = (Kind.FetchView_F, Kind.FetchView_R, Kind.FetchView_B)
         return sum(action.kind in kinds for action in program.lane(0, Lane.FETCH))
 
     units = 8
@@ -150,3 +150,16 @@ def test_gradients_that_are_clipped_together_do_not_wait() -> None:
     setup = Setup((replica((2,), 4),))
     with pytest.raises(ProgramError, match="waits for all of them at once"):
         apply_strategy(strategy("ratrain"), setup, Choices(clip=True, gradient_tier="disk"))
+
+
+@pytest.mark.parametrize("recovery", [Recovery.BACKWARD, Recovery.FORWARD])
+@pytest.mark.parametrize("buffer", [1, 2, 3])
+@pytest.mark.parametrize("sharding", [0, 3])
+def test_weights_that_recovery_has_fetched_are_fetched_again_where_backward_comes_later(
+    recovery: Recovery, buffer: int, sharding: int
+) -> None:
+    """Recovery ahead of backward has other units between it and its own backward."""
+    setup = Setup((replica((6,), 4, 2, ends=True),), recovery_buffer=buffer)
+    chosen = replace(strategy("ratrain"), sharding=sharding)
+    choices = Choices(recovery=(recovery,), optimizer_tier="disk", view_tier="disk")
+    assert verify(apply_strategy(chosen, setup, choices)).sound

@@ -435,18 +435,20 @@ class Binding:
 
     @cached_property
     def _view_fetches(self) -> _Fetches:
-        """The fetches of views. One is named by the use that it is for: a forward's, or that of a
-        backward and the recovery before it; at level 3 a gather's."""
+        """The fetches of views. One is named by the use that it is for: a forward, a recovery or a
+        backward, at level 3 the gather for it."""
         every, cells = self._ops, self.states.cells * self.setup.period
         per_use = self.gathered_per_use(every.unit)
-        sides = ((Kind.F,), (Kind.R, Kind.B, Kind.I)), ((Kind.Gather_F,), (Kind.Gather_B,))
-        first = np.full((2, cells), NEVER, dtype=np.int64)
+        gathers = (Kind.Gather_F,), (Kind.Gather_B,), (Kind.Gather_B,)
+        sides = ((Kind.F,), (Kind.R,), (Kind.B, Kind.I)), gathers
+        first = np.full((3, cells), NEVER, dtype=np.int64)
         for uses, chosen in zip(sides, (~per_use, per_use), strict=True):
             for side, kinds_of_side in enumerate(uses):
                 ops = every.where(chosen & self.is_any(*kinds_of_side))
                 np.minimum.at(first[side], self._cells(ops), ops.op)
-        fetches = every.where(self.is_any(Kind.FetchView_F, Kind.FetchView_B))
-        side = (self._kind[fetches.op] == Kind.FetchView_B).astype(np.int64)
+        named = (Kind.FetchView_F, Kind.FetchView_R, Kind.FetchView_B)
+        fetches = every.where(self.is_any(*named))
+        side = np.searchsorted([int(kind) for kind in named], self._kind[fetches.op])
         use = first[side, self._cells(fetches)]
         return _Fetches(fetches.op, fetches.unit, use, _turn_on_rank(self.unit.rank[fetches.unit]))
 

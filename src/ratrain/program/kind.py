@@ -175,6 +175,7 @@ class Kind(int):
     FetchOptimizer: ClassVar[Kind]
     StoreOptimizer: ClassVar[Kind]
     FetchView_F: ClassVar[Kind]
+    FetchView_R: ClassVar[Kind]
     FetchView_B: ClassVar[Kind]
     StoreView: ClassVar[Kind]
     FetchGradient: ClassVar[Kind]

@@ -32,7 +32,9 @@ WAITING = {
     row.name: row
     for row in (
         Waiting("optimizer", "optimizer_tier", ("FetchOptimizer", "StoreOptimizer"), "optimizer"),
-        Waiting("view", "view_tier", ("FetchView_F", "FetchView_B", "StoreView"), "view"),
+        Waiting(
+            "view", "view_tier", ("FetchView_F", "FetchView_R", "FetchView_B", "StoreView"), "view"
+        ),
         Waiting("input", "activation_tier", ("OffloadInput", "FetchInput"), "input"),
         Waiting("gradient", "gradient_tier", ("FetchGradient", "StoreGradient"), "gradient"),
         Waiting("saved", "activation_tier", ("Spill", "Fill"), "saved"),

@@ -41,9 +41,9 @@ def _store_optimizer(b: Binding, ops: Ops) -> None:
 
 
 def _fetch_view(b: Binding, ops: Ops) -> None:
-    """FetchView_F, FetchView_B: a unit's weights come into a slot, for the forward that they name,
-    or for the backward and the recovery before it; and for those that follow, until another fetch
-    takes the slot over. At level 3 a rank's share, for the gather of that name."""
+    """FetchView_F, FetchView_R, FetchView_B: a unit's weights come into a slot, for the forward,
+    recovery or backward that they name, and for those that follow, until another fetch takes the
+    slot over. At level 3 a rank's share, for the gather of that use."""
     b.in_tiers("view", ops, b.reads)
     b.writes(ops, b.arriving_view(ops))
 
@@ -120,7 +120,7 @@ declare(
     method="store_optimizer",
     renews=tuple(waiting_family("optimizer", tier) for tier in (HOST, DISK)),
 )
-for _name in ("FetchView_F", "FetchView_B"):
+for _name in ("FetchView_F", "FetchView_R", "FetchView_B"):
     declare(_name, Lane.FETCH, _CELL, _fetch_view, cost=Cost.MOVE_VIEW, method="fetch_view")
 declare(
     "StoreView",

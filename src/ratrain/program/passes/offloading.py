@@ -15,10 +15,16 @@ from ratrain.program.replicas import Member, Recovery
 from ratrain.program.setup import Setup
 from ratrain.program.tiers import DEVICE, HOST
 
-Use = tuple[bool, int, int, int]
-"""Of a unit by a micro-batch: whether on the way back, then stage, unit and micro-batch."""
+Use = tuple[Kind, int, int, int]
+"""Of a unit by a micro-batch: the fetch for it, then stage, unit and micro-batch."""
 
-_USES = {Kind.F: False, Kind.R: True, Kind.B: True, Kind.I: True}
+_USES = {
+    Kind.F: Kind.FetchView_F,
+    Kind.R: Kind.FetchView_R,
+    Kind.B: Kind.FetchView_B,
+    Kind.I: Kind.FetchView_B,
+}
+_VIEWS = (Kind.FetchView_F, Kind.FetchView_R, Kind.FetchView_B)
 
 LEAST_WAIT = 2 * SPILL_SLOTS
 """Ops of compute between a forward and its backward: where there are fewer, what forward saves is
@@ -224,7 +230,7 @@ def fetch_views(program: Program) -> Program:
     """The fetches of views that wait in another tier, for the uses that a program has."""
 
     def fetches(rank: int, _lane: Lane, actions: Iterable[Action]) -> list[Action]:
-        others = [a for a in actions if a.kind not in (Kind.FetchView_F, Kind.FetchView_B)]
+        others = [action for action in actions if action.kind not in _VIEWS]
         return _by_first_use(program, rank, (*others, *_fetches_of_views(program, rank)))
 
     return program.edit("", Lane.FETCH, by=fetches)
@@ -236,19 +242,22 @@ def _fetches_of_views(program: Program, rank: int) -> Iterator[Action]:
     ahead = any(member.recovery is Recovery.FORWARD for member in held.values())
     inside: deque[tuple[int, int]] = deque(maxlen=slots_in_use(program.setup, ahead) - 1)
     gathers = {
-        (action.kind is Kind.Gather_B, action.stage, action.unit, action.micro_batch): action
+        action[:4]
         for action in program.lane(rank, Lane.GATHER)
         if action.kind in (Kind.Gather_F, Kind.Gather_B)
     }
-    for use in _first_uses(program, rank) if gathers else _uses(program, rank):
-        back, stage, unit, micro_batch = use
+    for fetch, stage, unit, micro_batch in _uses(program, rank):
         member = held[stage]
-        per_use = _gathered_per_use(program.setup, member, unit)
-        if not member.view_tier or (per_use and use not in gathers):
+        if not member.view_tier:
             continue
+        if _gathered_per_use(program.setup, member, unit):
+            kind = Kind.Gather_F if fetch is Kind.FetchView_F else Kind.Gather_B
+            if (gather := (kind, stage, unit, micro_batch)) not in gathers:
+                continue
+            gathers.remove(gather)  # a recovery and its backward share one
         if (stage, unit) not in inside:
             inside.append((stage, unit))
-            yield Action(Kind.FetchView_B if back else Kind.FetchView_F, stage, unit, micro_batch)
+            yield Action(fetch, stage, unit, micro_batch)
 
 
 def _gathered_per_use(setup: Setup, member: Member, unit: int) -> bool:
@@ -269,13 +278,20 @@ def _first_uses(program: Program, rank: int) -> Iterable[Use]:
 def _by_first_use(program: Program, rank: int, actions: Iterable[Action]) -> list[Action]:
     """Moves in the order in which compute first uses what they move."""
     place = {use: at for at, use in enumerate(_first_uses(program, rank))}
-    forward = (Kind.FetchView_F, Kind.OffloadInput, Kind.Spill)
 
     def first_use(action: Action) -> int:
-        back = action.kind not in forward
-        return place.get((back, action.stage, action.unit, action.micro_batch), -1)
+        fetch = action.kind if action.kind in _VIEWS else _LIKE.get(action.kind, Kind.FetchView_B)
+        return place.get((fetch, *action[1:4]), -1)
 
     return sorted(actions, key=first_use)
+
+
+_LIKE = {
+    Kind.OffloadInput: Kind.FetchView_F,
+    Kind.Spill: Kind.FetchView_F,
+    Kind.FetchInput: Kind.FetchView_R,
+}
+"""What else moves with a forward or a recovery; all others with a backward."""
 
 
 def _units_with_input_away(program: Program, rank: int) -> set[tuple[int, int]]:
@@ -301,8 +317,8 @@ def _spilled(program: Program, rank: int) -> set[tuple[int, int, int]]:
     places: dict[Use, int] = {use: at for at, use in enumerate(_first_uses(program, rank))}
     return {
         (stage, unit, micro_batch)
-        for (back, stage, unit, micro_batch), at in places.items()
-        if not back
+        for (fetch, stage, unit, micro_batch), at in places.items()
+        if fetch is Kind.FetchView_F
         and stage in spilling
-        and places.get((True, stage, unit, micro_batch), 0) - at > LEAST_WAIT
+        and places.get((Kind.FetchView_B, stage, unit, micro_batch), 0) - at > LEAST_WAIT
     }
