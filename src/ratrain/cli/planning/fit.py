@@ -209,11 +209,9 @@ def _advice(ways: tuple[Way, ...]) -> list[str]:
 
 
 def _json(way: Way) -> dict[str, Any]:
-    from ratrain.plan.layout.tiers import KEYS
-
     return {
         "way": way.name,
-        **{key: way.tier if key in way.sorts else "device" for key in KEYS},
+        **way.places,
         "fits": way.best is not None,
         "step_time_s": way.best.step_s if way.best is not None else None,
         "tokens_per_s": way.tokens_per_s if way.best is not None else None,

@@ -45,6 +45,11 @@ class Way:
     rate_bytes_per_s: float  # of the tier
 
     @property
+    def places(self) -> dict[str, str]:
+        """Where each sort of states waits, by the key of a job that says so."""
+        return {key: self.tier if key in self.sorts else "device" for key in KEYS}
+
+    @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.best.step_s if self.best is not None else 0.0
 
