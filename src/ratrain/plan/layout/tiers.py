@@ -10,6 +10,7 @@ from ratrain.describe.device import DeviceKind, Tier
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
 from ratrain.plan.layout.buckets import in_buckets
+from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.sizes import trains_tied
 from ratrain.program.setup import Budget
 from ratrain.program.strategies import Strategy
@@ -42,6 +43,10 @@ def _obstacles(job: JobSpec, key: str) -> Iterator[tuple[str, str]]:
         return
     if key == "gradient_tier" and (job.train.clip_norm is not None or job.awaits_overflow):
         yield "clipping and fp16's check of all gradients need them all at once", leave
+    if key == "gradient_tier" and not strategy_of(job).prefetch:
+        name = job.schedule.name
+        what = f"the schedule {name} updates nothing until all gradients are there"
+        yield what, f'{leave}, or use a schedule with update-prefetch, such as "ratrain"'
     if key == "gradient_tier" and trains_tied(job):
         yield "the gradients of tied embeddings are added to each other, and need both", leave
     if job.unlike:
