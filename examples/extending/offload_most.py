@@ -10,7 +10,8 @@ def offload_most(program: Program) -> Program:
     """Inputs of recovered units wait for backward in host memory, but on the last stage."""
 
     def offloading(member: Member, is_last: bool) -> Member:
-        return replace(member, offloads=member.recovery.again and not is_last)
+        away = member.recovery.again and not is_last
+        return replace(member, activation_tier="host" if away else "")
 
     setup = program.setup.with_members(offloading)
     changed = program.with_setup(setup)
@@ -24,7 +25,7 @@ def offload_most(program: Program) -> Program:
         for action in program.lane(rank, Lane.COMPUTE):
             member = held[action.stage]
             is_first_unit = (action.stage, action.unit) == (0, 0)  # it has no input
-            if action.kind is first_use and member.offloads and not is_first_unit:
+            if action.kind is first_use and member.activation_tier and not is_first_unit:
                 if member.units[action.unit].recoverable:
                     yield action._replace(kind=copy)
 

@@ -155,7 +155,7 @@ def test_a_pass_goes_everywhere_and_moves_bytes_to_the_tier_below(page: Path) ->
     assert {"OffloadInput", "FetchInput"} <= kinds_of(case)
     here, before = case.proved.verdict, kept.proved.verdict
     assert not before.lower_bounds
-    assert all("hosted" in b.by_family for b in here.lower_bounds if b.total_bytes)
+    assert all("input_host" in b.by_family for b in here.lower_bounds if b.total_bytes)
     assert here.bounds[0].total_bytes < before.bounds[0].total_bytes
 
 

@@ -133,3 +133,26 @@ def test_the_largest_micro_batch_fits_and_twice_as_much_does_not() -> None:
         groups = groups_of(replace(job, batch=Batch(size)))
         one_by_one = [group for group in groups if group.job.batch.micro_batch == size]
         assert any((fitted(group)[1] <= 0).any() for group in one_by_one) == fits
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"view_tier": "disk"}, "made of the optimizer's"),
+        ({"recovery": "spill"}, "needs a tier to wait in"),
+        ({"gradient_tier": "disk"}, "tied embeddings"),
+        ({"gradient_tier": "disk", "name": "tuned"}, "updates nothing until all gradients"),
+    ],
+)
+def test_what_cannot_wait_is_refused_by_its_key(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        require_tier(job_on(24, disk_gb=1000, **options))
+
+
+def test_weights_and_activations_leave_where_the_optimizer_alone_is_not_enough() -> None:
+    """Gradients stay: 10.6 GB."""
+    plan = every_plan(job_on(19, disk_gb=1000)).chosen.file()
+    assert (plan.optimizer_tier, plan.view_tier, plan.activation_tier) == ("disk",) * 3
+    case = case_of_plan(plan, "plan")
+    (disk,) = [bound for bound in case.proved.verdict.lower_bounds if bound.tier == "disk"]
+    assert disk.by_family["view_disk"] > 5 * GB

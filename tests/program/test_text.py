@@ -36,7 +36,12 @@ def test_the_text_of_a_program_is_the_golden_one(name: str) -> None:
 
 
 def with_everything(member: Member, is_last: bool) -> Member:
-    return replace(member, recovery=Recovery.FORWARD, tensor=2 if is_last else 4, offloads=is_last)
+    return replace(
+        member,
+        recovery=Recovery.FORWARD,
+        tensor=2 if is_last else 4,
+        activation_tier="host" * is_last,
+    )
 
 
 def test_every_field_of_the_header_survives() -> None:

@@ -152,6 +152,9 @@ class Setting:
     boundary_wire: str | None = None
     error_feedback: bool | None = None
     optimizer_tier: str | None = None  # where optimizer states wait
+    view_tier: str | None = None
+    gradient_tier: str | None = None
+    activation_tier: str | None = None
     bucket_bytes: int | None = None  # of gradients that leave while backward makes them
     clip_norm: float | None = None
     loss_scale: float = 65536.0
@@ -287,6 +290,9 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "error_feedback": setting.error_feedback,
         "gradient_bucket": f"{setting.bucket_bytes}B" if setting.bucket_bytes else None,
         "optimizer_tier": setting.optimizer_tier,
+        "view_tier": setting.view_tier,
+        "gradient_tier": setting.gradient_tier,
+        "activation_tier": setting.activation_tier,
         "recovery": setting.recovery,
         "attention": setting.attention,
         "gradient_accumulation": setting.accumulation,
@@ -425,6 +431,9 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "boundary_wire": setting.boundary_wire,
         "error_feedback": setting.error_feedback,
         "optimizer_tier": setting.optimizer_tier,
+        "view_tier": setting.view_tier,
+        "gradient_tier": setting.gradient_tier,
+        "activation_tier": setting.activation_tier,
         "attention": setting.attention,
         "collective": setting.collective,
         "schedule": setting.name,

@@ -57,6 +57,9 @@ OTHER = {
     "schedule.error_feedback": "true",
     "schedule.gradient_bucket": '"1MB"',
     "schedule.optimizer_tier": '"host"',
+    "schedule.view_tier": '"host"',
+    "schedule.gradient_tier": '"host"',
+    "schedule.activation_tier": '"host"',
 }
 """For each key a value that is not the one of `BEGUN`."""
 NEEDS = {
@@ -64,6 +67,7 @@ NEEDS = {
     "schedule.dtypes": ("schedule.dtype",),
     "schedule.error_feedback": ("schedule.gradient_wire",),
     "train.overflow": ("schedule.dtype",),
+    "schedule.view_tier": ("schedule.optimizer_tier",),
     "schedule.averages": ("schedule.average_every",),
     "schedule.average_turns": ("schedule.average_every", "schedule.averages"),
     "schedule.average_between": ("schedule.average_every", "schedule.averages"),

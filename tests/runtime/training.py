@@ -39,8 +39,8 @@ from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder, share_of
 from ratrain.runtime.seats import Seats, parts_of_units
 from ratrain.runtime.step.allocator import memory_of
-from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.below import Tier
 from ratrain.runtime.step.frozen import FROZEN
 from ratrain.runtime.step.network.links import routes_of
 from ratrain.runtime.step.network.network import Network

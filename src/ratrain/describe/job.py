@@ -146,7 +146,10 @@ class ScheduleSpec:
     gradient_accumulation: Literal["sharded", "local", "auto"] = "auto"
     # activation recomputation. "auto": as little as fits; "selective": attention's scores alone,
     # in any strategy
-    recovery: Literal["auto", "keep-all", "selective", "exempt-last", "everywhere"] = "auto"
+    # "spill": none, what forward saves waits in the `activation_tier`
+    recovery: Literal["auto", "keep-all", "selective", "exempt-last", "everywhere", "spill"] = (
+        "auto"
+    )
     # whether recovery at backward computes the head again; left out: as the strategy says
     recover_heads: bool | None = None
     # stage of ZeRO: 1 the optimizer, 2 gradients too, 3 also weights; left out: the strategy's
@@ -178,6 +181,15 @@ class ScheduleSpec:
     # where master weights and optimizer states wait for their update: in host memory, or in files
     # on disk; left out: on the device, unless nothing else fits
     optimizer_tier: Literal["device", "host", "disk"] | None = None
+    # where the weights that compute reads wait for each use, beside an `optimizer_tier`; left out:
+    # on the device, unless nothing else fits
+    view_tier: Literal["device", "host", "disk"] | None = None
+    # where a layer's gradient, which must be whole and is not clipped, waits for the layer's next
+    # micro-batch where other layers come between
+    gradient_tier: Literal["device", "host", "disk"] | None = None
+    # where activations wait for backward: the inputs of stages that recompute, and all that stages
+    # in mode spill save; left out: on the device, unless nothing else fits
+    activation_tier: Literal["device", "host", "disk"] | None = None
 
     @property
     def gradients_travel_in(self) -> str:
@@ -293,8 +305,28 @@ class JobSpec:
     @property
     def optimizer_tier(self) -> str:
         """The memory tier in which optimizer states wait; "": the device's own."""
-        asked = self.schedule.optimizer_tier
-        return "" if asked in (None, "device") else str(asked)
+        return _below_device(self.schedule.optimizer_tier)
+
+    @property
+    def view_tier(self) -> str:
+        """The same of the weights that compute reads."""
+        return _below_device(self.schedule.view_tier)
+
+    @property
+    def gradient_tier(self) -> str:
+        """The same of gradients that add up."""
+        return _below_device(self.schedule.gradient_tier)
+
+    @property
+    def activation_tier(self) -> str:
+        """The same of what waits for backward."""
+        return _below_device(self.schedule.activation_tier)
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """The memory tiers below the device in which anything waits."""
+        every = {self.optimizer_tier, self.view_tier, self.gradient_tier, self.activation_tier}
+        return frozenset(every - {""})
 
     @property
     def collective(self) -> str:
@@ -384,6 +416,10 @@ def dtypes_of_kinds(cluster: ClusterChoice, schedule: ScheduleSpec) -> FrozenMap
         if had and schedule.dtype not in kind.dtypes and schedule.dtype != "fp32":
             instead[kind.name] = had[0]
     return FrozenMap({**instead, **schedule.dtypes})
+
+
+def _below_device(asked: str | None) -> str:
+    return "" if asked in (None, "device") else asked
 
 
 def layers_per_stage(layout: LayoutSpec, model: ModelSpec) -> tuple[int, ...]:

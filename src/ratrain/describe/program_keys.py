@@ -103,6 +103,9 @@ PROGRAM_KEYS = (
     ProgramKey("schedule", "error_feedback"),
     ProgramKey("schedule", "gradient_bucket_bytes", decided=True),
     ProgramKey("schedule", "optimizer_tier", decided=True),
+    ProgramKey("schedule", "view_tier", decided=True),
+    ProgramKey("schedule", "gradient_tier", decided=True),
+    ProgramKey("schedule", "activation_tier", decided=True),
 )
 """In the order in which a plan file has them."""
 SEARCHED = frozenset(

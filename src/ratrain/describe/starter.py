@@ -141,6 +141,9 @@ def _schedule(s: Starter) -> _Table:
                 "boundary_wire", s.dtype, "dtype of tensors sent between stages; default: as dtype"
             ),
             _Line("optimizer_tier", "device", '"host" or "disk": its states wait there'),
+            _Line("view_tier", "device", "the same of weights, beside an optimizer_tier"),
+            _Line("gradient_tier", "device", "the same of gradients that add up"),
+            _Line("activation_tier", "device", "the same of what backward needs"),
             _Line("error_feedback", False, "send what rounding took from gradients a step later"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),
             _Line("averages", "early-start", '"local-sgd" or "dreamddp": see average_every'),

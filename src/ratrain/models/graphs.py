@@ -28,12 +28,13 @@ class Graph(NamedTuple):
     edge: Any
     leaf: Tensor
     handed: Handed
+    kept: Any = None  # what holds the tensors that autograd keeps, where that is another
 
 
-def graph_of(output: Tensor, leaf: Tensor) -> Graph:
+def graph_of(output: Tensor, leaf: Tensor, kept: Any = None) -> Graph:
     """The graph from a leaf to an output."""
     handed = Handed()
-    return Graph(get_gradient_edge(_End.apply(output, handed)), leaf, handed)
+    return Graph(get_gradient_edge(_End.apply(output, handed)), leaf, handed, kept)
 
 
 def gradient_of_leaf(graph: Graph, gradient: Tensor) -> Tensor | None:

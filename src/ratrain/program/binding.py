@@ -8,10 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.program.families import SEND_SLOTS
+from ratrain.program.families import FAMILIES, SEND_SLOTS, Per
 from ratrain.program.kind import Kind, kinds
 from ratrain.program.setup import Averages, Setup
 from ratrain.program.states import States
+from ratrain.program.tiers import TIERS, waiting_family
 from ratrain.program.units import Bools, Ints
 
 WRITE, READ, FREE = 0, 1, 2
@@ -77,6 +78,7 @@ class Binding:
         self._kind, self._ops = kind, ops
         self._uses: list[tuple[Ints, Ints, Ints, int]] = []
         self._turns: dict[tuple[str, int], Ints] = {}
+        self._spilled: Bools | None = None
         self._renewals: dict[str, Ints] = {}
 
     # ---- what the rules declare ---------------------------------------------------------
@@ -167,7 +169,25 @@ class Binding:
     def fetched_optimizer(self, ops: Ops) -> Ref:
         """The slot that a unit's optimizer states are fetched into, as they arrive; its update
         writes the next version."""
-        return self._taken("optimizer_slot", ops, self._fetches[ops.step, ops.unit], 2)
+        turns = self._unit_turns("optimizer_slot", self.is_any(Kind.FetchOptimizer))
+        return self._taken("optimizer_slot", ops, turns[ops.step, ops.unit], 2)
+
+    def made_view(self, ops: Ops) -> Ref:
+        """The slot that a unit's new view is made in, on its way to another tier."""
+        gathered = self.gathered_per_step(self._ops.unit)
+        makers = self.is_any(Kind.PrefetchW) | (self.is_any(Kind.UpdateShard) & ~gathered)
+        turns = self._unit_turns("view_made", makers & self.unit.waits("view")[self._ops.unit])
+        return self._taken("view_made", ops, turns[ops.step, ops.unit], 1)
+
+    def fetched_view(self, ops: Ops) -> Ref:
+        """The slot that a unit's view has been fetched into, for ops that read it."""
+        return self._taken("view_slot", ops, self._view_fetches.due(ops), 1)
+
+    def arriving_view(self, ops: Ops) -> Ref:
+        """The same for the fetches themselves."""
+        fetches = self._view_fetches
+        turn = fetches.turn[np.searchsorted(fetches.op, ops.op)]
+        return self._taken("view_slot", ops, turn, 1)
 
     def averaged_before(self, family: str, ops: Ops) -> Ref:
         """A lasting state of a unit as its update finds it: as an average of the same step, made in
@@ -196,7 +216,18 @@ class Binding:
 
     def away(self, unit: Ints) -> Bools:
         """Units whose optimizer states are in another tier than the device's."""
-        return self.unit.optimizer_tier[unit] > 0
+        return self.unit.waits("optimizer")[unit]
+
+    def in_tiers(self, name: str, ops: Ops, use: Callable[[Ops, Ref], None]) -> None:
+        """What ops do to their units' states of a sort that wait (`tiers.WAITING`), where these
+        are, as the step finds them."""
+        for number, tier in enumerate(TIERS):
+            there = ops.where(self.unit.tiers[name][ops.unit] == number)
+            if len(there):
+                family = waiting_family(name, tier)
+                declared = FAMILIES[family]
+                of_unit = self.lasting if declared.persistent else self.of_unit
+                use(there, (of_unit if declared.per is Per.UNIT else self.cell)(family, there))
 
     def _either(self, chosen: Bools, first: Callable[[], Ref], second: Ref) -> Ref:
         if not chosen.any():
@@ -221,21 +252,96 @@ class Binding:
         return self.unit.reduced[unit] & self.setup.per_micro_batch
 
     def view(self, ops: Ops) -> Ref:
-        return self.lasting("view", ops)
+        """A whole view, for ops that read it: in its place, or fetched."""
+        waits = self.unit.waits("view")[ops.unit]
+        return self._either(waits, lambda: self.fetched_view(ops), self.lasting("view", ops))
+
+    def share_of_view(self, ops: Ops) -> Ref:
+        """Level 3: a rank's share of a view, for gathers: in its place, or fetched."""
+        waits = self.unit.waits("view")[ops.unit]
+        return self._either(waits, lambda: self.fetched_view(ops), self.lasting("shard_view", ops))
 
     def kept_view(self, ops: Ops) -> Ref:
         """What a rank keeps of a view from step to step: all of it, or its share."""
         whole, share = self.lasting("view", ops), self.lasting("shard_view", ops)
-        return Ref(
-            np.where(self.gathered_per_use(ops.unit), share.state, whole.state), whole.version
-        )
+        state = np.where(self.gathered_per_use(ops.unit), share.state, whole.state)
+        for number, tier in enumerate(TIERS):
+            there = self.unit.tiers["view"][ops.unit] == number
+            if tier and there.any():
+                start = self.states.by_name[waiting_family("view", tier)].start
+                state = np.where(there, start + ops.unit, state)
+        return Ref(state, whole.version)
 
     def new_view(self, ops: Ops) -> Ref:
         """The same as the ops' step leaves it."""
         return Ref(self.kept_view(ops).state, self.at_step_end("view", ops).version)
 
+    def gradient_before(self, ops: Ops) -> Ref:
+        """A unit's gradient as a micro-batch finds it that adds to it."""
+        place = self.unit.place(ops.unit, ops.micro_batch)
+        kept, waits = self.of_unit("gradient", ops, place), self.unit.waits("gradient")[ops.unit]
+        return self._either(waits, lambda: self._stays.at(self._cells(ops)), kept)
+
     def gradient(self, ops: Ops, version: Ints | int) -> Ref:
-        return self.of_unit("gradient", ops, version)
+        """It with all micro-batches in it, or later."""
+        kept, waits = self.of_unit("gradient", ops, version), self.unit.waits("gradient")[ops.unit]
+        if not waits.any():
+            return kept
+        last = ops.step * self.states.cells + self.states.unit_cell[ops.unit]
+        last += np.maximum(self.unit.micro_batches[ops.unit], 1) - 1
+        later = kept.version - self.unit.micro_batches[ops.unit] + 1
+        stays = self._stays.at(last)
+        return Ref(
+            np.where(waits, stays.state, kept.state),
+            np.where(waits, stays.version + later, kept.version),
+        )
+
+    def stay_of_gradient(self, ops: Ops) -> tuple[Ref, Ref, Ints, Bools]:
+        """For moves of gradients: what a fetch leaves in its slot; what a store, of the last
+        micro-batch of a stay, finds there; which store of the unit's is the one before; and whether
+        there is none behind."""
+        arrives = self._stays.at(self._cells(ops))
+        number, count = self._stays.of_unit(self._cells(ops))
+        return arrives, arrives.next(), number, number == count - 1
+
+    @cached_property
+    def _stays(self) -> _Stays:
+        """Gradients that wait elsewhere are in a slot for some micro-batches at a time: from the
+        first, or one that a fetch names, until the next such one."""
+        every, cells = self._ops, self.states.cells * self.setup.period
+        waits = self.unit.waits("gradient")
+        adds = every.where(self.is_any(Kind.B, Kind.W) & waits[every.unit])
+        fetched = np.zeros(cells, dtype=np.bool_)
+        fetched[self._cells(every.where(self.is_any(Kind.FetchGradient)))] = True
+        cell, place = self._cells(adds), self.unit.place(adds.unit, adds.micro_batch)
+        begins = (place == 0) | fetched[cell]
+        order = np.lexsort((place, adds.unit, adds.step))
+        stay = np.empty(len(adds), dtype=np.int64)
+        stay[order] = np.cumsum(begins[order]) - 1  # by step, then unit, then place
+        first = order[begins[order]]
+        rank = self.unit.rank[adds.unit[first]]
+        by_op = np.argsort(adds.op[first])
+        turn = np.empty(len(first), dtype=np.int64)
+        turn[by_op] = _turn_on_rank(rank[by_op])
+        length = np.bincount(stay, minlength=len(first))
+        unit = adds.unit[first]
+        is_last = np.r_[_differs(unit, adds.step[first]), True][: len(first)]
+        ends = self.unit.reduced[unit].astype(np.int64) + self.gathered_per_step(unit)
+        writes = length + fetched[cell[first]] + is_last * ends
+        slots = np.maximum(self.states.slots["gradient_slot"], 1)
+        family, begin = self.states.by_name["gradient_slot"], np.cumsum(slots) - slots
+        slot = begin[rank] + turn % slots[rank]
+        base = np.zeros(len(first), dtype=np.int64)
+        held = np.zeros(int(slots.sum()), dtype=np.int64)
+        for number in np.argsort(turn, kind="stable").tolist():
+            base[number] = held[slot[number]]
+            held[slot[number]] += writes[number]
+        version = np.full(cells, NEVER, dtype=np.int64)
+        of_cell = np.zeros(cells, dtype=np.int64)
+        inside = place - place[first][stay]
+        version[cell] = base[stay] + fetched[cell[first]][stay] + inside
+        of_cell[cell] = stay
+        return _Stays(family.start + slot, version, of_cell, unit + adds.step[first] * len(waits))
 
     def of_all_replicas(self, ops: Ops) -> Ref:
         """A unit's gradient with every micro-batch and every replica in it, of one copy where the
@@ -252,6 +358,21 @@ class Binding:
             np.where(sharded, share.state, whole.state),
             np.where(sharded, share.version, whole.version + (self.unit.tied_to[g] >= 0)),
         )
+
+    def is_spilled(self, ops: Ops) -> Bools:
+        """Whether the activations of ops' cells wait in another tier: those that a Spill moves."""
+        if self._spilled is None:
+            self._spilled = np.zeros(self.states.cells * self.setup.period, dtype=np.bool_)
+            self._spilled[self._cells(self._ops.where(self.is_any(Kind.Spill)))] = True
+        return self._spilled[self._cells(ops)]
+
+    def saved_out(self, ops: Ops) -> Ref:
+        """The slot in which forward leaves what is spilled."""
+        return self.rank_slot("saved_out", ops, lambda b: b.is_any(Kind.Spill))
+
+    def saved_in(self, ops: Ops) -> Ref:
+        """The turn in which it comes back."""
+        return self.rank_slot("saved_in", ops, lambda b: b.is_any(Kind.Fill))
 
     def arrives_in_slot(self, unit: Ints) -> Bools:
         """Whether the gradient of a unit's output arrives from another rank, into a slot. Split
@@ -302,13 +423,34 @@ class Binding:
         place = self.unit.place(ops.unit, ops.micro_batch)
         return ops.step * self.states.cells + self.states.unit_cell[ops.unit] + place
 
+    def _unit_turns(self, family: str, taking: Bools) -> Ints:
+        """Steps x units: the turn of its op that takes a slot among its rank's; -1: it has none."""
+        key = family, -1
+        if key not in self._turns:
+            turns = np.full((self.setup.period, len(self.unit.rank)), -1, dtype=np.int64)
+            ops = self._ops.where(taking)
+            turns[ops.step, ops.unit] = _turn_on_rank(self.unit.rank[ops.unit])
+            self._turns[key] = turns
+        return self._turns[key]
+
     @cached_property
-    def _fetches(self) -> Ints:
-        """Steps x units: the turn of its FetchOptimizer among its rank's; -1: there is none."""
-        turns = np.full((self.setup.period, len(self.unit.rank)), -1, dtype=np.int64)
-        ops = self._ops.where(self.is_any(Kind.FetchOptimizer))
-        turns[ops.step, ops.unit] = _turn_on_rank(self.unit.rank[ops.unit])
-        return turns
+    def _view_fetches(self) -> _Fetches:
+        """The fetches of views. One is named by the use that it is for: a forward, a recovery or a
+        backward, at level 3 the gather for it."""
+        every, cells = self._ops, self.states.cells * self.setup.period
+        per_use = self.gathered_per_use(every.unit)
+        gathers = (Kind.Gather_F,), (Kind.Gather_B,), (Kind.Gather_B,)
+        sides = ((Kind.F,), (Kind.R,), (Kind.B, Kind.I)), gathers
+        first = np.full((3, cells), NEVER, dtype=np.int64)
+        for uses, chosen in zip(sides, (~per_use, per_use), strict=True):
+            for side, kinds_of_side in enumerate(uses):
+                ops = every.where(chosen & self.is_any(*kinds_of_side))
+                np.minimum.at(first[side], self._cells(ops), ops.op)
+        named = (Kind.FetchView_F, Kind.FetchView_R, Kind.FetchView_B)
+        fetches = every.where(self.is_any(*named))
+        side = np.searchsorted([int(kind) for kind in named], self._kind[fetches.op])
+        use = first[side, self._cells(fetches)]
+        return _Fetches(fetches.op, fetches.unit, use, _turn_on_rank(self.unit.rank[fetches.unit]))
 
     def _slot_turns(self, family: str, taking: Bools, asked: Kind | None) -> Ints:
         """For each (unit, micro-batch) cell of each step, its turn among its rank's ops that take
@@ -340,6 +482,55 @@ class Binding:
             writes = self._renewed_in(family)
             self._renewals[family] = np.cumsum(writes, axis=0) - writes
         return self._renewals[family]
+
+
+def _differs(*columns: Ints) -> Bools:
+    """For each row but the first whether it differs from the row before."""
+    return np.any([np.diff(column) != 0 for column in columns], axis=0)
+
+
+@dataclass(frozen=True)
+class _Stays:
+    """Of gradients in slots: the slot of each stay; of each (unit, micro-batch) cell the version
+    that it adds to, and its stay; and the unit and step of each stay."""
+
+    slot: Ints
+    version: Ints
+    stay: Ints
+    owner: Ints
+
+    def at(self, cell: Ints) -> Ref:
+        """What a cell's micro-batch finds."""
+        return Ref(self.slot[self.stay[cell]], self.version[cell])
+
+    def of_unit(self, cell: Ints) -> tuple[Ints, Ints]:
+        """The how-manieth stay of its unit a cell's is, and how many there are."""
+        first = np.searchsorted(self.owner, self.owner, side="left")
+        count = np.searchsorted(self.owner, self.owner, side="right") - first
+        number = np.arange(len(self.owner)) - first
+        return number[self.stay[cell]], count[self.stay[cell]]
+
+
+@dataclass(frozen=True)
+class _Fetches:
+    """Fetches: which ops, of which unit, for which op, and in which turn on their rank."""
+
+    op: Ints
+    unit: Ints
+    use: Ints
+    turn: Ints
+
+    def due(self, ops: Ops) -> Ints:
+        """For ops that read what was fetched the turn of the last fetch of their unit that is for
+        them or an earlier one; -1: there is none."""
+        most = 1 + max(int(self.use.max(initial=0)), int(ops.op.max(initial=0)))
+        keys = self.unit * most + self.use
+        order = np.argsort(keys)
+        at = np.searchsorted(keys[order], ops.unit * most + ops.op, side="right") - 1
+        if not len(order):
+            return np.full(len(ops), -1, dtype=np.int64)
+        found = order[np.maximum(at, 0)]
+        return np.where((at >= 0) & (self.unit[found] == ops.unit), self.turn[found], -1)
 
 
 def _turn_on_rank(rank: Ints) -> Ints:

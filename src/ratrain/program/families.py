@@ -18,7 +18,7 @@ import numpy as np
 from ratrain.errors import ProgramError
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Averages, Setup
-from ratrain.program.tiers import DEVICE, DISK, HOST, TIERS
+from ratrain.program.tiers import DEVICE, DISK, HOST, TIERS, waiting_family
 from ratrain.program.units import RECOVERY_CODE, Bools, Ints, Units
 
 SEND_SLOTS = 2
@@ -27,6 +27,14 @@ read), and one being made (or arriving). As many parts of sums, of one rank and 
 
 NO_STATES: Ints = np.zeros(0, dtype=np.int64)
 """The sizes of a family that a program has nothing of."""
+
+SPILL_SLOTS = 2
+"""Activations on their way to another tier, or back, at once: one that moves, and one that is made
+or used."""
+
+GRADIENT_SLOTS = 3
+"""Units' gradients on the device at once, of those that wait in another tier: one that is made, one
+that is updated, and one that comes or goes."""
 
 OPTIMIZER_SLOTS = 2
 """Units' optimizer states on the device at once, of those that wait in another tier: one that is
@@ -148,15 +156,21 @@ def _scratch(s: Sizing) -> list[list[int]]:
 
 
 def _view(s: Sizing) -> Ints:
-    return s.of("view_bytes") * ~s.units_gathered_per_use
+    return _kept_view(s) * ~(s.units_gathered_per_use | s.units.waits("view"))
 
 
 def _shard_view(s: Sizing) -> Ints:
-    return s.shared(s.of("view_bytes")) * s.units_gathered_per_use
+    return _kept_view(s) * (s.units_gathered_per_use & ~s.units.waits("view"))
+
+
+def _kept_view(s: Sizing) -> Ints:
+    """What a rank keeps of each unit's from step to step, wherever it is."""
+    whole = s.of("view_bytes")
+    return np.where(s.units_gathered_per_use, s.shared(whole), whole)
 
 
 def _optimizer(s: Sizing) -> Ints:
-    return _owned_optimizer(s) * (s.units.optimizer_tier == 0)
+    return _owned_optimizer(s) * ~s.units.waits("optimizer")
 
 
 def _owned_optimizer(s: Sizing) -> Ints:
@@ -206,10 +220,12 @@ def _pass_view(s: Sizing) -> Ints:
 def _slots_in_use(s: Sizing) -> list[int]:
     """For each rank: one more than its units that recovery keeps ready for backward."""
     ahead = s.units.recovery == RECOVERY_CODE[Recovery.FORWARD]
-    return [
-        1 + (s.setup.recovery_buffer if ahead[s.units.rank == rank].any() else 1)
-        for rank in s.every_rank
-    ]
+    return [slots_in_use(s.setup, ahead[s.units.rank == rank].any()) for rank in s.every_rank]
+
+
+def slots_in_use(setup: Setup, recovers_ahead: bool | np.bool_) -> int:
+    """Slots for what compute needs of units: those in use, and one on its way."""
+    return 1 + (setup.recovery_buffer if recovers_ahead else 1)
 
 
 def _partial(s: Sizing) -> list[list[int]]:
@@ -253,6 +269,11 @@ def _gradient(s: Sizing) -> Ints:
     return s.of("gradient_bytes")
 
 
+def _gradient_slot(s: Sizing) -> list[list[int]]:
+    slots = [GRADIENT_SLOTS] * s.setup.ranks
+    return s.largest_on_rank(_gradient(s), s.units.waits("gradient"), slots)
+
+
 def _shard(s: Sizing) -> Ints:
     return s.shared(s.of("gradient_bytes"))
 
@@ -288,48 +309,80 @@ def _averaged(s: Sizing) -> Ints:
     return s.owned(s.of("copy_bytes"))
 
 
-# ---- inputs that wait in host memory ----------------------------------------------------
+# ---- slots of what waits in other tiers -------------------------------------------------
 
 
 def _staged(s: Sizing) -> list[list[int]]:
     """Inputs made on the rank, until they are copied and read: one being copied, one being made; as
     many more as a unit makes before the next one reads the first."""
-    local = s.units.offloaded & s.units.previous_is_local
+    local = s.units.waits("input") & s.units.previous_is_local
     slots = SEND_SLOTS - 1 + s.setup.together
     return s.largest_on_rank(s.of("input_bytes"), local, [slots] * s.setup.ranks)
 
 
 def _arrived(s: Sizing) -> Ints:
-    return (s.of("input_bytes") * (s.units.offloaded & s.units.previous_is_remote))[s.starts]
-
-
-def _hosted(s: Sizing) -> Ints:
-    return s.of("input_bytes") * s.units.offloaded if s.units.offloaded.any() else NO_STATES
+    return (s.of("input_bytes") * (s.units.waits("input") & s.units.previous_is_remote))[s.starts]
 
 
 def _fetched(s: Sizing) -> list[list[int]]:
-    return s.largest_on_rank(s.of("input_bytes"), s.units.offloaded, _slots_in_use(s))
-
-
-# ---- optimizer states in other tiers ----------------------------------------------------
-
-
-def optimizer_family(tier: str) -> str:
-    """The family of optimizer states that are in a tier."""
-    return f"optimizer_{tier}" if tier else "optimizer"
-
-
-def _optimizer_in(tier: str) -> Sizes:
-    def sizes(s: Sizing) -> Ints:
-        there = s.units.optimizer_tier == TIERS.index(tier)
-        return _owned_optimizer(s) * there if there.any() else NO_STATES
-
-    return sizes
+    return s.largest_on_rank(s.of("input_bytes"), s.units.waits("input"), _slots_in_use(s))
 
 
 def _optimizer_slot(s: Sizing) -> list[list[int]]:
     slots = [OPTIMIZER_SLOTS] * s.setup.ranks
-    return s.largest_on_rank(_owned_optimizer(s), s.units.optimizer_tier > 0, slots)
+    return s.largest_on_rank(_owned_optimizer(s), s.units.waits("optimizer"), slots)
+
+
+def _view_slot(s: Sizing) -> list[list[int]]:
+    return s.largest_on_rank(_kept_view(s), s.units.waits("view"), _slots_in_use(s))
+
+
+def _view_made(s: Sizing) -> list[list[int]]:
+    slots = [OPTIMIZER_SLOTS] * s.setup.ranks
+    return s.largest_on_rank(_kept_view(s), s.units.waits("view") & s.units.trained, slots)
+
+
+def _saved_out(s: Sizing) -> list[list[int]]:
+    slots = [SPILL_SLOTS] * s.setup.ranks
+    return s.largest_on_rank(_saved(s), s.units.waits("saved"), slots)
+
+
+def _saved_in(s: Sizing) -> list[list[int]]:
+    """How many come back at once: the bytes are `refilled`."""
+    slots = [SPILL_SLOTS] * s.setup.ranks
+    return s.largest_on_rank(np.zeros_like(s.units.rank), s.units.waits("saved"), slots)
+
+
+def _refilled(s: Sizing) -> Ints:
+    return _saved(s) if s.units.waits("saved").any() else NO_STATES
+
+
+def _bounce(s: Sizing) -> list[list[int]]:
+    """Where what goes to disk of a micro-batch becomes one run of bytes."""
+    disk = TIERS.index(DISK)
+    saved = _saved(s) * (s.units.tiers["saved"] == disk)
+    sizes = np.maximum(saved, _input(s) * (s.units.tiers["input"] == disk))
+    return s.largest_on_rank(sizes, sizes > 0, [1] * s.setup.ranks)
+
+
+# ---- what waits there -------------------------------------------------------------------
+
+
+def _waiting(name: str, tier: str, sizes: Sizes) -> Sizes:
+    """Of states of a sort those in a tier."""
+
+    def there(s: Sizing) -> Ints:
+        in_tier = s.units.tiers[name] == TIERS.index(tier)
+        return sizes(s) * in_tier if in_tier.any() else NO_STATES
+
+    return there
+
+
+def _declare_waiting(name: str, per: Per, sizes: Sizes, *, persistent: bool = False) -> None:
+    """Declares the families of a row of `tiers.WAITING`: what one unit, or cell, has there."""
+    for tier in (HOST, DISK):
+        there = _waiting(name, tier, sizes)
+        declare_family(waiting_family(name, tier), per, there, persistent=persistent, tier=tier)
 
 
 declare_family("scratch", Per.RANK_SLOT, _scratch, persistent=True)
@@ -356,9 +409,17 @@ declare_family("passing_f", Per.UNIT, _pass_view)
 declare_family("passing_b", Per.UNIT, _pass_view)
 declare_family("staged", Per.RANK_SLOT, _staged, persistent=True)
 declare_family("arrived", Per.PART_SLOT, _arrived, persistent=True)
-declare_family("hosted", Per.CELL, _hosted, tier=HOST)
 declare_family("fetched", Per.RANK_SLOT, _fetched, persistent=True)
-for _tier in (HOST, DISK):
-    _name = optimizer_family(_tier)
-    declare_family(_name, Per.UNIT, _optimizer_in(_tier), persistent=True, tier=_tier)
 declare_family("optimizer_slot", Per.RANK_SLOT, _optimizer_slot, persistent=True)
+declare_family("view_slot", Per.RANK_SLOT, _view_slot, persistent=True)
+declare_family("view_made", Per.RANK_SLOT, _view_made, persistent=True)
+declare_family("saved_out", Per.RANK_SLOT, _saved_out, persistent=True)
+declare_family("saved_in", Per.RANK_SLOT, _saved_in, persistent=True)
+declare_family("refilled", Per.CELL, _refilled)
+declare_family("bounce", Per.RANK_SLOT, _bounce, persistent=True)
+declare_family("gradient_slot", Per.RANK_SLOT, _gradient_slot, persistent=True)
+_declare_waiting("gradient", Per.UNIT, _gradient)
+_declare_waiting("input", Per.CELL, _input)
+_declare_waiting("saved", Per.CELL, _saved)
+_declare_waiting("view", Per.UNIT, _kept_view, persistent=True)
+_declare_waiting("optimizer", Per.UNIT, _owned_optimizer, persistent=True)

@@ -90,6 +90,9 @@ class Cost(StrEnum):
     COPY_WEIGHTS = "copy weights"
     COPY_INPUT = "copy input"
     MOVE_OPTIMIZER = "move optimizer"
+    MOVE_VIEW = "move view"
+    MOVE_GRADIENT = "move gradient"
+    MOVE_SAVED = "move activations"
 
 
 class Waiting(StrEnum):
@@ -174,6 +177,14 @@ class Kind(int):
     AverageCopy: ClassVar[Kind]
     FetchOptimizer: ClassVar[Kind]
     StoreOptimizer: ClassVar[Kind]
+    FetchView_F: ClassVar[Kind]
+    FetchView_R: ClassVar[Kind]
+    FetchView_B: ClassVar[Kind]
+    StoreView: ClassVar[Kind]
+    FetchGradient: ClassVar[Kind]
+    StoreGradient: ClassVar[Kind]
+    Spill: ClassVar[Kind]
+    Fill: ClassVar[Kind]
 
     def __new__(cls, number: int) -> Kind:
         return _KINDS[number]

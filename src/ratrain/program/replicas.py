@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from ratrain.errors import ProgramError
-from ratrain.program.tiers import DEVICE, TIERS
+from ratrain.program.tiers import DEVICE, SETTINGS, TIERS
 
 
 class Recovery(StrEnum):
@@ -23,6 +23,7 @@ class Recovery(StrEnum):
     BACKWARD = "backward"  # computed again once the gradient has arrived
     FORWARD = "forward"  # computed again ahead of the gradient, in the wait before it
     SELECTIVE = "selective"  # forward saves them but attention's scores, which backward makes again
+    SPILL = "spill"  # forward saves them, and they wait for backward in another tier
 
     @property
     def again(self) -> bool:
@@ -64,11 +65,12 @@ class Member:
     recovery: Recovery = Recovery.NONE
     tensor: int = 1
     serves: tuple[int, ...] | None = None  # micro-batches, ascending; None: all; (): none
-    offloads: bool = False  # units' inputs wait for backward in host memory
     joined: int = 1  # micro-batches that each of its ops computes at once; its bytes are of as many
-    optimizer_tier: str = (
-        DEVICE  # where its units' optimizer states are: a memory tier, or the device
-    )
+    # Where its units' states wait between their uses: a memory tier, or the device.
+    optimizer_tier: str = DEVICE
+    view_tier: str = DEVICE
+    gradient_tier: str = DEVICE  # of whole gradients
+    activation_tier: str = DEVICE  # of inputs where units are recovered, else of what is spilled
 
     def first_of(self, micro_batch: int) -> int:
         """The first of those computed together with a micro-batch: it names their ops."""
@@ -183,11 +185,12 @@ def _check_stage(what: str, stage: Stage, micro_batches: int) -> None:
         raise ProgramError(f"{what} has a member without a rank", fix="use tensor 1 or more")
     if any(member.joined < 1 for member in stage.members):
         raise ProgramError(f"{what} computes no micro-batch at once", fix="use joined 1 or more")
-    if any(member.optimizer_tier not in TIERS for member in stage.members):
-        raise ProgramError(
-            f"{what} has its optimizer in a tier that does not exist",
-            fix=f"use optimizer_tier {' or '.join(filter(None, TIERS))}, or leave it out",
-        )
+    for setting in SETTINGS:
+        if any(getattr(member, setting) not in TIERS for member in stage.members):
+            raise ProgramError(
+                f"{what} has an {setting} that does not exist",
+                fix=f"use {setting} {' or '.join(filter(None, TIERS))}, or leave it out",
+            )
     if len({member.rank for member in stage.members}) < len(stage.members):
         raise ProgramError(f"{what} has two members on one rank", fix="join them")
     if len(stage.members) == 1 and stage.members[0].serves is None:

@@ -284,11 +284,16 @@ def _check(setup: Setup) -> None:
         )
     if setup.averages and setup.sites:
         _check_sites(setup)
-    if setup.averages and any(member.optimizer_tier for member in setup.members):
+    if setup.averages and any(m.optimizer_tier or m.view_tier for m in setup.members):
         raise ProgramError(
             "replicas that average their weights average the optimizer's states too, which must be "
             "in the device's memory for that",
-            fix="keep the optimizer on the device, or reduce gradients in every step",
+            fix="keep weights and optimizer on the device, or reduce gradients in every step",
+        )
+    if any(member.view_tier and not member.optimizer_tier for member in setup.members):
+        raise ProgramError(
+            "weights that wait in another tier are made of the optimizer's, which must wait too",
+            fix="set optimizer_tier, or leave view_tier out",
         )
     if setup.averages.by_turns:
         _check_turns(setup)

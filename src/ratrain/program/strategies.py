@@ -12,7 +12,13 @@ from ratrain.plugins import Registry
 from ratrain.program.passes.averaging import average_weights
 from ratrain.program.passes.clipping import clip_global_norm
 from ratrain.program.passes.feedback import feed_errors_back
-from ratrain.program.passes.offloading import offload_inputs, offload_optimizer
+from ratrain.program.passes.offloading import (
+    offload_activations,
+    offload_gradients,
+    offload_inputs,
+    offload_optimizer,
+    offload_views,
+)
 from ratrain.program.passes.recovery import (
     recover_at_backward,
     recover_by_stage,
@@ -300,6 +306,9 @@ class Choices:
     tie: bool = False  # embedding and head are one matrix: their gradients add up
     error_feedback: int = 0  # residuals that ranks keep of each gradient sent; 0: none
     optimizer_tier: str = DEVICE  # where optimizer states wait for their update
+    view_tier: str = DEVICE  # where weights wait for each use
+    gradient_tier: str = DEVICE  # where whole gradients wait while they add up
+    activation_tier: str = DEVICE  # where inputs of recovered units, and what is spilled, wait
 
     @property
     def asked_averages(self) -> Averages:
@@ -362,6 +371,12 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
         program = feed_errors_back(program, choices.error_feedback)
     if choices.optimizer_tier:
         program = offload_optimizer(program, choices.optimizer_tier)
+    if choices.activation_tier:
+        program = offload_activations(program, choices.activation_tier)
+    if choices.gradient_tier:
+        program = offload_gradients(program, choices.gradient_tier)
+    if choices.view_tier:
+        program = offload_views(program, choices.view_tier)
     if choices.average_steps:
         program = average_weights(
             program,

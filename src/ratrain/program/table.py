@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,10 +14,11 @@ from ratrain.program.binding import Binding, Ops, Uses
 from ratrain.program.columns import as_columns
 from ratrain.program.edges import Edges, derive_edges
 from ratrain.program.graph import Chains, Waiting, chains_of
-from ratrain.program.kind import Kind, Lane, Partners, kinds, kinds_where
+from ratrain.program.kind import Kind, Lane, Partners, kind_named, kinds, kinds_where
 from ratrain.program.rules import RULES
 from ratrain.program.setup import Setup
 from ratrain.program.states import States, number_states
+from ratrain.program.tiers import WAITING
 from ratrain.program.units import Bools, Ints, Units
 
 
@@ -165,7 +166,6 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
     in_range = served & (place >= 0) & (place < units.micro_batches[g])
     if setup.joins:
         in_range &= ~_inside_joined(units, kind, g, m)
-    moved = np.isin(kind, [int(Kind.FetchOptimizer), int(Kind.StoreOptimizer)])
     lane_of = np.array([word.lane for word in kinds()], dtype=np.int64)
     for wrong, what in (
         (~known, "names a stage or unit that the setup does not have"),
@@ -178,7 +178,7 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
             "is about a unit that is frozen",
         ),
         ((kind == Kind.TieSync) & (units.tied_to[g] < 0), "names a unit that is not tied"),
-        (moved & (units.optimizer_tier[g] == 0), "names a unit whose optimizer is on the device"),
+        *_moves_of_nothing(units, kind, g),
         ((step < 0) | (step >= setup.period), "names a step that the program does not have"),
     ):
         if wrong.any():
@@ -197,6 +197,13 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
                 fix="move the op, or leave it out",
             )
     return g
+
+
+def _moves_of_nothing(units: Units, kind: Ints, g: Ints) -> Iterator[tuple[Bools, str]]:
+    """Ops that move what does not wait in another tier; with what to say of them."""
+    for name, row in WAITING.items():
+        moves = np.isin(kind, [int(kind_named(move)) for move in row.moves])
+        yield moves & ~units.waits(name)[g], f"names a unit whose {row.words} is on the device"
 
 
 def _inside_joined(units: Units, kind: Ints, g: Ints, m: Ints) -> Bools:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
-from ratrain.program.tiers import TIERS
+from ratrain.program.tiers import SETTINGS, TIERS, WAITING
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -35,9 +35,8 @@ class Units:
     recovery: Ints  # a RECOVERY_CODE
     recovered: Bools
     tensor: Ints
-    offloaded: Bools  # its input waits for backward in host memory
     joined: Ints  # micro-batches that each of its ops computes at once
-    optimizer_tier: Ints  # where its optimizer states are: an index into TIERS
+    tiers: Mapping[str, Ints]  # where its states of each sort wait (WAITING): an index into TIERS
     same: Ints  # units of one name have one number
     together: Ints  # those that add up one gradient: of one name, where sites average of one site
     holders: Ints  # ranks that hold a unit of its name
@@ -70,6 +69,10 @@ class Units:
     @property
     def previous_is_remote(self) -> Bools:
         return self.has_input & (self.previous_unit < 0)
+
+    def waits(self, name: str) -> Bools:
+        """Units whose states of a sort wait in another tier than the device's."""
+        return self.tiers[name] > 0
 
     def place(self, g: Ints, m: Ints) -> Ints:
         """The place of a micro-batch among those that a unit's member computes."""
@@ -104,14 +107,25 @@ def unit_columns(setup: Setup) -> Units:
     sites = [each.site or 0 for each in setup.replicas]
     site = np.array(sites, dtype=np.int64)[replica]
     together = same * (int(site.max()) + 1) + site if setup.averages else same
-    input_parts, output_parts = _parts(stage, columns[13], has_input, has_output)
+    joined, recovered = columns[12], columns[10].astype(bool)
+    input_parts, output_parts = _parts(stage, joined, has_input, has_output)
+    can_wait = {
+        "optimizer": trained,
+        "view": np.ones_like(trained),
+        "input": recovered & has_input,
+        "gradient": trained & ~(shared & setup.per_micro_batch),
+        "saved": columns[9] == RECOVERY_CODE[Recovery.SPILL],
+    }
+    settings = dict(zip(SETTINGS, columns[13:], strict=True))
     return Units(
         *columns[:10],
-        recovered=columns[10].astype(bool),
+        recovered=recovered,
         tensor=columns[11],
-        offloaded=(columns[12] & columns[10]).astype(bool) & has_input,
-        joined=columns[13],
-        optimizer_tier=np.where(trained, columns[14], 0),
+        joined=joined,
+        tiers={
+            name: np.where(can_wait[name], settings[row.setting], 0)
+            for name, row in WAITING.items()
+        },
         same=same.astype(np.int64),
         together=together.astype(np.int64),
         holders=holders,
@@ -140,11 +154,11 @@ def _rows(setup: Setup) -> Iterator[tuple[int, ...]]:
                 first, last = row, row + len(member.units) - 1
                 head = (index, base + member.rank, stage_number, local, part)
                 count, code = len(replica.computes(member)), RECOVERY_CODE[member.recovery]
+                tiers = [TIERS.index(getattr(member, setting)) for setting in SETTINGS]
                 for number, unit in enumerate(member.units):
                     recovered = unit.recoverable and member.recovery.again
-                    tail = (count, code, int(recovered), member.tensor, int(member.offloads))
-                    tier = TIERS.index(member.optimizer_tier)
-                    yield (*head, number, first, last, *tail, member.joined, tier)
+                    tail = (count, code, int(recovered), member.tensor, member.joined)
+                    yield (*head, number, first, last, *tail, *tiers)
                 row, part = last + 1, part + 1
             stage_number += 1
 

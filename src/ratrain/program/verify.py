@@ -24,12 +24,11 @@ from ratrain.program.binding import READ, WRITE
 from ratrain.program.bounds import PeakBound, peak_bounds
 from ratrain.program.coverage import unlike
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
-from ratrain.program.families import optimizer_family
 from ratrain.program.kind import Kind, Lane, Partners, kinds
 from ratrain.program.program import Program
 from ratrain.program.table import Table, groups_of_holders, sends_beside, sites_of_ops
 from ratrain.program.text.family_groups import takes
-from ratrain.program.tiers import TIERS
+from ratrain.program.tiers import TIERS, waiting_family
 from ratrain.program.units import Bools, Ints
 from ratrain.program.walk import STEPS, walk
 from ratrain.readers.numbers import scaled
@@ -228,7 +227,10 @@ def _forwards(table: Table) -> Iterator[Finding]:
         yield Finding(Rule.MISSING_FORWARD, int(units.rank[g]), op, name, message)
 
 
-_RENEWED = {"view", "shard_view", *map(optimizer_family, TIERS)}
+_RENEWED = {
+    "shard_view",
+    *(waiting_family(name, tier) for name in ("view", "optimizer") for tier in TIERS),
+}
 
 
 def _renewals(table: Table) -> Iterator[Finding]:
@@ -254,10 +256,13 @@ def _must_be_renewed(table: Table, family: str) -> Bools:
     """Units of which a family's state is in use."""
     units = table.states.units
     for number, tier in enumerate(TIERS):
-        if family == optimizer_family(tier):
-            return units.trained & (units.optimizer_tier == number)
+        if family == waiting_family("optimizer", tier):
+            return units.trained & (units.tiers["optimizer"] == number)
+        if tier and family == waiting_family("view", tier):
+            return units.trained & (units.tiers["view"] == number)
     sharded = units.shared & (table.setup.sharding == 3)
-    return units.trained & (sharded if family == "shard_view" else ~sharded)
+    here = units.trained & ~units.waits("view")
+    return here & (sharded if family == "shard_view" else ~sharded)
 
 
 def _steps_that_write(table: Table, start: int, count: int) -> Ints:

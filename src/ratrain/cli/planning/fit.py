@@ -192,7 +192,8 @@ def _advice(ways: tuple[Way, ...]) -> list[str]:
         )
         return [*lines, f"nothing fits; {ending}"]
     fastest = max(fitting, key=lambda way: way.tokens_per_s)
-    key = f' ([schedule] optimizer_tier = "{fastest.tier}")' if fastest.tier else ""
+    keys = ", ".join(f'{key} = "{fastest.tier}"' for key in fastest.sorts)
+    key = f" ([schedule] {keys})" if keys else ""
     lines.append(f"fastest: {fastest.name}{key}")
     lines.append(
         f"with that fit sequences of {fastest.longest_sequence:,} tokens, or micro-batches of "
@@ -210,7 +211,7 @@ def _advice(ways: tuple[Way, ...]) -> list[str]:
 def _json(way: Way) -> dict[str, Any]:
     return {
         "way": way.name,
-        "optimizer_tier": way.tier or "device",
+        **way.places,
         "fits": way.best is not None,
         "step_time_s": way.best.step_s if way.best is not None else None,
         "tokens_per_s": way.tokens_per_s if way.best is not None else None,

@@ -144,6 +144,7 @@ def _recoveries(plan: Plan) -> Iterator[tuple[Recovery, ...]]:
     named = {
         "keep-all": (Recovery.NONE,) * stages,
         "selective": (Recovery.SELECTIVE,) * stages,
+        "spill": (Recovery.SPILL,) * stages,
         "exempt-last": (*everywhere[1:], Recovery.NONE) if ahead else everywhere,
         "everywhere": everywhere,
     }
@@ -154,6 +155,8 @@ def _recoveries(plan: Plan) -> Iterator[tuple[Recovery, ...]]:
         yield named["keep-all"]
         if stores_scores(plan.job):
             yield named["selective"]
+        if plan.job.activation_tier:
+            yield named["spill"]
         if ahead:
             yield named["exempt-last"]
     yield everywhere

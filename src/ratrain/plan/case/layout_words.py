@@ -20,6 +20,7 @@ from ratrain.program.replicas import Recovery
 ACTIVATIONS = {
     Recovery.NONE: "kept",
     Recovery.SELECTIVE: "scores recomputed",
+    Recovery.SPILL: "in another tier",
     Recovery.BACKWARD: "recomputed",
     Recovery.FORWARD: "recomputed",
 }
@@ -166,6 +167,7 @@ def recovery_words(modes: tuple[Recovery, ...], of: Nouns = STAGES, first: int =
     words = {
         Recovery.NONE: "kept",
         Recovery.SELECTIVE: "kept without attention scores",
+        Recovery.SPILL: "kept in another tier",
         Recovery.FORWARD: "recovered ahead of backward",
         Recovery.BACKWARD: "recovered when backward arrives",
     }

@@ -27,7 +27,7 @@ from ratrain.readers.json import as_table, parse_json, read_json_table
 FORMAT = "ratrain plan 1"
 _NO_DTYPES = FrozenMap[str]()
 _NO_TURNS = FrozenMap[int]()
-Mode = Literal["none", "selective", "backward", "forward"]
+Mode = Literal["none", "selective", "backward", "forward", "spill"]
 
 
 ALL, NONE = "all", "none"
@@ -182,6 +182,9 @@ class PlanFile:
     gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # left out: whole
     # where optimizer states wait for their update; left out: on the device
     optimizer_tier: Literal["device", "host", "disk"] | None = None
+    view_tier: Literal["device", "host", "disk"] | None = None  # the same of weights
+    gradient_tier: Literal["device", "host", "disk"] | None = None  # of gradients that add up
+    activation_tier: Literal["device", "host", "disk"] | None = None  # of what waits for backward
     collective: Name | None = None
     predicted: Predicted | None = None  # for people; nothing reads it
 

@@ -97,6 +97,11 @@ def _wider(job: JobSpec) -> float:
     return precision_of(job.schedule.dtype).element_bytes / ELEMENT_BYTES
 
 
+_MASTER_BYTES = 4
+"""Of a parameter's master weight, where the weights that compute reads are of its dtype and wait
+elsewhere: else they are it themselves."""
+
+
 def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit:
     """A block as a unit. Its input is its checkpoint, so `saved` is counted without it."""
     params = _params_of_rank(job, layout, block.tensors)
@@ -106,7 +111,7 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
         name=_name_of(block),
         view_bytes=precision.weight_bytes * params,
         gradient_bytes=precision.gradient_bytes * trained,
-        optimizer_bytes=precision.master_bytes * trained
+        optimizer_bytes=(precision.master_bytes or _MASTER_BYTES * bool(job.view_tier)) * trained
         + job.train.rule.state_bytes(trained, matrices_of(block)),
         input_bytes=0 if block.kind == "embedding" else boundary,
         saved_bytes=_saved_bytes(job, layout, block, boundary),
@@ -173,10 +178,18 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     outer = ", with an outer step" if job.train.outer_learning_rate else ""
     outer += " in bf16" if schedule.average_wire != "fp32" else ""
     averages = [f"weights averaged every {counted(every, 'step')}{order}{outer}"] if every else []
-    tier = job.optimizer_tier
-    away = [f"optimizer states wait {TIER_WORDS[tier]} for their updates"] if tier else []
-    if tier and not all(tier in [each.name for each in kind.tiers] for kind in job.cluster.kinds):
-        away.append(f"the cluster describes no tier {tier!r}: no plan counts what moving takes")
+    waits = (
+        (job.optimizer_tier, "optimizer states wait {} for their updates"),
+        (job.view_tier, "weights wait {} for each use"),
+        (job.gradient_tier, "gradients wait {} for their next micro-batch"),
+        (job.activation_tier, "activations wait {} for backward"),
+    )
+    away = [words.format(TIER_WORDS[tier]) for tier, words in waits if tier]
+    away += [
+        f"the cluster describes no tier {tier!r}: no plan counts what moving takes"
+        for tier in sorted(job.tiers)
+        if not all(tier in [each.name for each in kind.tiers] for kind in job.cluster.kinds)
+    ]
     named = filter(None, (dtype_words(dtypes, schedule.dtype), words))
     return [*named, *buckets, *away, *averages]
 

@@ -17,6 +17,7 @@ An upper bound of what `program.bounds` proves; the tests hold it to within 2 % 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,15 +25,22 @@ import numpy.typing as npt
 
 from ratrain.plan.layout.enumerate import Group
 from ratrain.plan.price.held import held_by_rank, most_held
-from ratrain.program.families import OPTIMIZER_SLOTS, SEND_SLOTS
+from ratrain.program.families import GRADIENT_SLOTS, OPTIMIZER_SLOTS, SEND_SLOTS, SPILL_SLOTS
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.skeletons import SKELETONS
+from ratrain.program.tiers import DISK
 from ratrain.program.units import RECOVERY_CODE, Bools, Ints
 
-NONE, BACKWARD, FORWARD, SELECTIVE = (
+NONE, BACKWARD, FORWARD, SELECTIVE, SPILL = (
     RECOVERY_CODE[mode]
-    for mode in (Recovery.NONE, Recovery.BACKWARD, Recovery.FORWARD, Recovery.SELECTIVE)
+    for mode in (
+        Recovery.NONE,
+        Recovery.BACKWARD,
+        Recovery.FORWARD,
+        Recovery.SELECTIVE,
+        Recovery.SPILL,
+    )
 )
 
 
@@ -70,7 +78,8 @@ def bill(group: Group, recovery: Ints) -> Bill:
 def _bill(group: Group, recovery: Ints) -> Bill:
     """The `Bill` of a group whose ranks all compute in its job's dtype."""
     states, activations = _states(group, recovery), _activations(group, recovery)
-    states["gradient"] = states["gradient"] - _never_together(group, recovery)
+    if not group.job.gradient_tier:
+        states["gradient"] = states["gradient"] - _never_together(group, recovery)
     scratch = {"scratch": _scratch(group, recovery)}
     return Bill({**states, **activations, **_slots(group), **scratch})
 
@@ -159,7 +168,8 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
         "gathered": per_use * slots * _largest(group, view),
         "optimizer": np.where(column > 0, shared(optimizer), whole(optimizer)),
         **_slots_of_optimizer(group, optimizer),
-        "gradient": np.where(sharded, shared(gradient), whole(gradient)),
+        **_slots_of_views(group, view, per_use, slots),
+        "gradient": np.where(sharded, shared(gradient), _gradients(group, gradient, whole)),
         "transit": sharded * transit,
     }
     if group.job.residuals and data > 1:
@@ -184,11 +194,46 @@ def _slots_of_optimizer(group: Group, sizes: tuple[int, int, int]) -> dict[str, 
     return {"optimizer": OPTIMIZER_SLOTS * np.where(group.sharding[:, None] > 0, shared, whole)}
 
 
+def _gradients(
+    group: Group, sizes: tuple[int, int, int], whole: Callable[[tuple[int, int, int]], Ints]
+) -> Ints:
+    """Whole gradients; of those that wait in another tier what slots hold."""
+    if not group.job.gradient_tier:
+        return whole(sizes)
+    return GRADIENT_SLOTS * _largest(group, sizes)
+
+
+def _slots_of_views(
+    group: Group, sizes: tuple[int, int, int], per_use: Bools, slots: Ints
+) -> dict[str, Ints]:
+    """The same of weights: those in use and one on its way, and two that are made."""
+    if not group.job.view_tier:
+        return {}
+    shared = _largest(group, _shared(sizes, group.layout.data))
+    return {"view": (slots + OPTIMIZER_SLOTS) * np.where(per_use, shared, _largest(group, sizes))}
+
+
+def _slots_of_activations(group: Group, recovery: Ints) -> dict[str, Ints]:
+    """What the device holds of activations on their way to another tier and back: of spilled ones
+    also those of two units whose backward is near, and the run of bytes in which they are
+    written."""
+    if not group.job.activation_tier:
+        return {}
+    shape = len(group), group.layout.virtual, group.layout.pipeline
+    spilled = (recovery == SPILL).reshape(shape).any(axis=1)
+    again = _again(recovery).reshape(shape).any(axis=1)
+    saved = _largest(group, _sizes(group, "saved_bytes"))
+    boundary = group.units[1].input_bytes
+    places = 2 * SPILL_SLOTS + SPILL_SLOTS + (group.job.activation_tier == DISK)
+    moving = 2 * SEND_SLOTS + 1 + group.buffer[:, None] + (group.job.activation_tier == DISK)
+    return {"moving": spilled * places * saved + again * moving * boundary}
+
+
 def _activations(group: Group, recovery: Ints) -> dict[str, Ints]:
     """Inputs, what backward needs, and the gradients between units, at the fullest moment."""
     saved = _sizes(group, "saved_bytes")
     boundary = group.units[1].input_bytes
-    inputs, kept = _sum(group, _sizes(group, "input_bytes")), _kept(group, recovery, saved)
+    inputs, kept = _inputs(group, recovery), _kept(group, recovery, saved)
     once = _recovered(group, recovery, saved, kept)
     pending = _pending(group) * boundary
     if group.layout.virtual == 1:
@@ -197,6 +242,7 @@ def _activations(group: Group, recovery: Ints) -> dict[str, Ints]:
     else:
         amounts = _fullest(group, inputs, kept, pending)
     return {
+        **_slots_of_activations(group, recovery),
         "input": amounts[0] + _ahead(group) * boundary,
         "saved": amounts[1],
         "outgrad": amounts[2] + _between(group) * boundary,
@@ -269,13 +315,25 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
     return full * (whole - np.minimum(fullest, whole))
 
 
+def _inputs(group: Group, recovery: Ints) -> Ints:
+    """Rows x stages: bytes of inputs kept for each micro-batch held: where they wait in another
+    tier, that of a head alone."""
+    inputs = _sum(group, _sizes(group, "input_bytes"))
+    split = SKELETONS[group.strategy.skeleton].split_backward
+    if not group.job.activation_tier or split:
+        return inputs
+    heads = np.zeros_like(inputs)
+    heads[:, -1] = group.units[2].input_bytes
+    return np.where(_again(recovery), heads, inputs)
+
+
 def _kept(group: Group, recovery: Ints, saved: tuple[int, int, int]) -> Ints:
     """Rows x stages: bytes kept for each micro-batch held."""
     kept = group.layers * _kept_of_layer(group, recovery, saved[1])
     kept[:, 0] += saved[0]
     again = _again(recovery[:, -1]) & group.strategy.recovers_heads
     kept[:, -1] += np.where(again, 0, saved[2])
-    return kept
+    return kept * (recovery != SPILL)
 
 
 def _recovered(group: Group, recovery: Ints, saved: tuple[int, int, int], kept: Ints) -> Ints:

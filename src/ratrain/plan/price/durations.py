@@ -107,8 +107,8 @@ def costs_of_places(
     saving = _saves(setup, units, ports, job.train.rule.saved_bytes)
     priced[Cost.COPY_WEIGHTS] = _copied_weights(units, ports)
     priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
-    priced[Cost.COPY_INPUT] = _copies(units, ports)
-    priced[Cost.MOVE_OPTIMIZER] = _moves(job, setup, units, ports)
+    for cost, (tier, moved) in _MOVED.items():
+        priced[cost] = _moves(getattr(job, tier) or HOST, moved, setup, units, ports)
     if setup.tied:
         priced[Cost.TIE] = _ties(job, setup, units, ports)
     for name, seconds in OWN_COSTS.items():
@@ -346,29 +346,40 @@ def _copied_weights(units: Sequence[UnitPlace], ports: _Ports) -> Work:
     return _work_of(transfers, links, [NO_LINK] * len(units))
 
 
-def _copies(units: Sequence[UnitPlace], ports: _Ports) -> Work:
-    """A unit's input to host memory or back, over the device's own link to it."""
-    transfers: list[Transfer] = []
-    links: list[int] = []
-    for unit in units:
-        tiers = {tier.name: tier for tier in unit.device.tiers}
-        host = tiers.get(HOST)
-        transfers.append(Transfer(0.0, float(unit.boundary_bytes) if host else 0.0, 0.0))
-        links.append(ports.host(unit.rank, host.bandwidth_bytes_per_s) if host else NO_LINK)
-    return _work_of(transfers, links, [NO_LINK] * len(units))
+Moved = Callable[[Setup, Unit, UnitPlace], float]
+"""What of a unit goes to a tier at once, in bytes."""
 
 
-def _moves(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
-    """What a rank owns of a unit's optimizer states, to the tier in which they wait or back; it
-    takes no time where none is described."""
+def _owned_optimizer(setup: Setup, unit: Unit, place: UnitPlace) -> float:
+    return unit.optimizer_bytes / _owners(setup, place)
+
+
+def _kept_view(setup: Setup, unit: Unit, place: UnitPlace) -> float:
+    per_use = setup.gathers_per_use and setup.is_shared(unit.name)
+    return unit.view_bytes / (_owners(setup, place) if per_use else 1)
+
+
+_MOVED: dict[Cost, tuple[str, Moved]] = {
+    Cost.MOVE_OPTIMIZER: ("optimizer_tier", _owned_optimizer),
+    Cost.MOVE_VIEW: ("view_tier", _kept_view),
+    Cost.MOVE_GRADIENT: ("gradient_tier", lambda _setup, unit, _place: unit.gradient_bytes),
+    Cost.MOVE_SAVED: ("activation_tier", lambda _setup, unit, _place: unit.saved_bytes),
+    Cost.COPY_INPUT: ("activation_tier", lambda _setup, unit, _place: unit.input_bytes),
+}
+"""For each cost the key of a job that says where to, and how much."""
+
+
+def _moves(
+    tier: str, moved: Moved, setup: Setup, units: Sequence[UnitPlace], ports: _Ports
+) -> Work:
+    """What of each unit goes to the tier in which it waits, or back, over the device's own link to
+    it; it takes no time where none is described."""
     described = [unit for member in setup.members for unit in member.units]
-    name = job.optimizer_tier
-    port = ports.disk if name == DISK else ports.host
+    port = ports.disk if tier == DISK else ports.host
     transfers: list[Transfer] = []
     links: list[int] = []
     for unit, place in zip(described, units, strict=True):
-        rate = move_rate_bytes_per_s(place.device, name)
-        owned_bytes = unit.optimizer_bytes / _owners(setup, place)
-        transfers.append(Transfer(0.0, owned_bytes if rate else 0.0, 0.0))
+        rate = move_rate_bytes_per_s(place.device, tier)
+        transfers.append(Transfer(0.0, float(moved(setup, unit, place)) if rate else 0.0, 0.0))
         links.append(port(place.rank, rate) if rate else NO_LINK)
     return _work_of(transfers, links, [NO_LINK] * len(units))

@@ -50,7 +50,7 @@ from ratrain.plan.layout.sizes import (
 )
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
 from ratrain.plan.layout.transfers import boundary_message, sums_of_op
-from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE
+from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, SPILL
 from ratrain.plan.price.loops import loops
 from ratrain.plan.price.reductions import reduction, tied_sum
 from ratrain.program.skeletons import SKELETONS
@@ -96,6 +96,8 @@ class _Unit:
     link_s: float  # of either, for which it has its link to itself: not the latency
     update_s: float
     launch_s: float  # before each update, on the unit's own device
+    view_s: float  # to or from the tier in which it waits
+    saved_s: float  # the same of what forward saves
 
 
 class _Pace:
@@ -139,6 +141,8 @@ class _Pace:
         reduced_bytes = reduced_bytes_per_param(device, dtype, schedule.gradient_wire)
 
         move_rate = move_rate_bytes_per_s(device, group.job.optimizer_tier)
+        view_rate = move_rate_bytes_per_s(device, group.job.view_tier)
+        activation_rate = move_rate_bytes_per_s(device, group.job.activation_tier)
         split = SKELETONS[group.strategy.skeleton].split_backward
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
@@ -173,6 +177,8 @@ class _Pace:
                 max(reduce.volume_bytes, gather.volume_bytes) / rate,
                 max(updated.volume_bytes / device.memory.bandwidth_bytes_per_s, moved_s),
                 updated.latency_s,
+                group.units[block].view_bytes / view_rate if view_rate else 0.0,
+                group.units[block].saved_bytes / activation_rate if activation_rate else 0.0,
             )
 
         return (
@@ -245,6 +251,7 @@ class _Pace:
         time_s = time_s + self.last * self._column(2, "forward_s")
         gathers_s = self._total("gather_s")
         time_s = np.where(self.per_use, np.maximum(time_s, gathers_s), time_s)
+        time_s = np.maximum(time_s, self._moved_s)
         time_s = time_s + self.per_use * self._total("gather_driving_s")
         return time_s + self.driving[0]
 
@@ -275,12 +282,19 @@ class _Pace:
                 * self._column(2, "forward_s")
             )
             time_s = time_s + again
-        state_s = self.sharded * self._total("reduce_s")
+        state_s = np.maximum(self.sharded * self._total("reduce_s"), self._moved_s)
         state_s = np.maximum(state_s, self.per_use * self._total("gather_s"))
         longest = np.maximum(state_s, time_s) + self._crowded_s(time_s)
         driving_s = self.sharded * self._total("reduce_driving_s")
         driving_s = driving_s + self.per_use * self._total("gather_driving_s")
         return longest + driving_s + self.driving[1], early
+
+    @cached_property
+    def _moved_s(self) -> Floats:
+        """Rows x stages: what one micro-batch's views and activations take from the tiers in which
+        they wait, or to them. Micro-batches that go layer by layer share a view."""
+        views_s = self._total("view_s") / self.together
+        return views_s + (self.recovery == SPILL) * self._total("saved_s")
 
     @cached_property
     def _hidden_sums_s(self) -> Floats:

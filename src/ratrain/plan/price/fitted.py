@@ -7,7 +7,8 @@ import numpy as np
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import Group
 from ratrain.plan.layout.sizes import stores_scores
-from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
+from ratrain.plan.layout.tiers import move_rate_bytes_per_s
+from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, SPILL, bill
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import Strategy
 from ratrain.program.units import Bools, Ints
@@ -17,7 +18,7 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
     """Recovery codes (rows x stages), and bytes that the fullest rank is over its budget."""
     pipeline, virtual = group.layout.pipeline, group.layout.virtual
     budget, shape = group.budgets, (len(group), group.layout.stages)
-    codes = codes_of(group.job, group.strategy)
+    codes = _with_spilling(group, codes_of(group.job, group.strategy))
     last_code = np.full(shape, codes[-1], dtype=np.int64)
     if group.job.schedule.recovery == "exempt-last":
         last_code[:, -1] = NONE
@@ -39,11 +40,26 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
     return np.tile(chosen, (1, virtual)), missing.max(axis=1)
 
 
+def _with_spilling(group: Group, codes: tuple[int, ...]) -> tuple[int, ...]:
+    """With what is spilled in place of recomputed where the tier is as fast: a micro-batch goes
+    there and back while another is computed, forward or back."""
+    tier, recomputes = group.job.activation_tier, [c for c in codes if c in (FORWARD, BACKWARD)]
+    if not tier or len(codes) == 1 or not recomputes:
+        return codes
+    saved_bytes = group.units[1].saved_bytes
+    spills = all(
+        (rate := move_rate_bytes_per_s(group.placement.kind(name), tier)) is not None
+        and saved_bytes / rate < times[1].forward_s
+        for name, times in group.times.items()
+    )
+    return (*codes[: -len(recomputes)], SPILL, *recomputes) if spills else codes
+
+
 def codes_of(job: JobSpec, strategy: Strategy) -> tuple[int, ...]:
     """The recovery modes that job and strategy allow, fastest first."""
     asked = job.schedule.recovery
-    if asked == "selective":
-        return (SELECTIVE,)
+    if asked in ("selective", "spill"):
+        return (SELECTIVE if asked == "selective" else SPILL,)
     if strategy.recovery is Recovery.NONE or asked == "keep-all":
         return (NONE,)
     again = (BACKWARD,) if strategy.recovery is Recovery.BACKWARD else (FORWARD, BACKWARD)

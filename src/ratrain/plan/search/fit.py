@@ -12,12 +12,14 @@ from ratrain.describe.job import Batch, JobSpec
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.layout.enumerate import groups_of
-from ratrain.plan.layout.tiers import in_tier, tier_of
+from ratrain.plan.layout.tiers import KEYS, in_tier, in_tiers, tier_of
 from ratrain.plan.price.bill import bill
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.search.layouts import Progress, Tried, search_layouts
-from ratrain.program.strategies import STRATEGIES
-from ratrain.program.tiers import DEVICE, DISK, HOST, TIER_WORDS
+from ratrain.program.binding import FREE
+from ratrain.program.kind import kind_named
+from ratrain.program.strategies import STRATEGIES, apply_strategy
+from ratrain.program.tiers import DEVICE, DISK, HOST, TIER_WORDS, WAITING
 
 MOST_TOKENS = 1 << 20
 """Of a sequence, in search of the longest one."""
@@ -30,15 +32,22 @@ class Way:
     figures are by closed formulas, upper bounds of what is proved; 0 where there is none."""
 
     name: str
-    tier: str  # where optimizer states wait
+    tier: str  # where states wait
+    sorts: tuple[str, ...]  # which: keys of a job
     best: Tried | None
     least_memory_bytes: int  # of each device, at this batch and sequence
     tier_bytes: int  # of the tier, on the fullest rank
     tier_has_bytes: int
+    moved_bytes: int  # from the tier and back, in a step of the best plan: at least
     longest_sequence: int  # at one sequence a micro-batch
     largest_micro_batch: int  # at the sequence asked for
     tokens: int  # of a step
     rate_bytes_per_s: float  # of the tier
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Where each sort of states waits, by the key of a job that says so."""
+        return {key: self.tier if key in self.sorts else "device" for key in KEYS}
 
     @property
     def tokens_per_s(self) -> float:
@@ -48,11 +57,6 @@ class Way:
     def memory_bytes(self) -> int:
         """The proven peak of the fullest device."""
         return self.best.bound_bytes if self.best is not None else 0
-
-    @property
-    def moved_bytes(self) -> int:
-        """What the fullest rank moves from its tier and back in a step."""
-        return 2 * self.tier_bytes
 
     @property
     def moving_s(self) -> float:
@@ -76,6 +80,11 @@ def _jobs(job: JobSpec) -> Iterator[tuple[str, str, JobSpec]]:
     for tier in (HOST, DISK):
         if all(tier_of(kind, tier) for kind in job.cluster.kinds):
             yield f"optimizer {TIER_WORDS[tier]}", tier, in_tier(job, tier)
+    for tier in (HOST, DISK):
+        if all(tier_of(kind, tier) for kind in job.cluster.kinds):
+            away = in_tiers(job, *(tier,) * len(KEYS))
+            if away is not None:
+                yield f"everything {TIER_WORDS[tier]}", tier, away
 
 
 def _way(name: str, tier: str, job: JobSpec, progress: Progress | None) -> Way:
@@ -100,10 +109,12 @@ def _way(name: str, tier: str, job: JobSpec, progress: Progress | None) -> Way:
     return Way(
         name,
         tier,
+        tuple(key for key in KEYS if getattr(job, key)),
         best,
         _least(with_memory, MOST_BYTES),
         needed,
         has,
+        _moved_bytes(job, best),
         _most(with_length, min(MOST_TOKENS, job.model.spec.max_positions or MOST_TOKENS))
         if needed <= has
         else 0,
@@ -111,6 +122,22 @@ def _way(name: str, tier: str, job: JobSpec, progress: Progress | None) -> Way:
         job.batch.sequences * job.model.sequence_length,
         min((each.bandwidth_bytes_per_s for each in tiers), default=0.0),
     )
+
+
+def _moved_bytes(job: JobSpec, best: Tried | None) -> int:
+    """What the rank that moves most moves in a step: of a plan, all that its program says; of none,
+    its optimizer states there and back."""
+    if best is None:
+        return 2 * least_tier_bytes(job) if job.optimizer_tier else 0
+    table = apply_strategy(best.plan.strategy, best.plan.setup, best.plan.choices).table
+    uses, states = table.uses, table.states
+    below = np.array([family.tier != DEVICE for family in states.families])[states.family]
+    moves = table.is_any(*(kind_named(kind) for row in WAITING.values() for kind in row.moves))
+    moved = below[uses.state] & (uses.mode != FREE) & moves[uses.op]
+    sizes = np.bincount(
+        table.rank[uses.op[moved]], weights=states.size_bytes[uses.state[moved]].astype(float)
+    )
+    return int(sizes.max(initial=0)) // table.setup.period
 
 
 def _with_memory(job: JobSpec, size_bytes: int) -> JobSpec:
@@ -138,13 +165,13 @@ def _fits(job: JobSpec, *, size: int | None = None) -> bool:
 
 
 def least_tier_bytes(job: JobSpec) -> int:
-    """What the fullest rank owns of the optimizer's states, where that is least."""
-    kept = in_tier(job, "device")
-    owned = [
-        bill(group, np.zeros(group.layers.shape, dtype=np.int64)).items["optimizer"].max(axis=1)
-        for group in groups_of(kept)
-    ]
-    return min(int(of_rows.min()) for of_rows in owned)
+    """What the fullest rank has all the time in another tier, where that is least."""
+    every_sort = dict.fromkeys(KEYS, "device")
+    kept = replace(job, schedule=replace(job.schedule, **every_sort))
+    items = ["optimizer", *(["view"] if job.view_tier else [])]
+    bills = [bill(g, np.zeros(g.layers.shape, dtype=np.int64)).items for g in groups_of(kept)]
+    owned = [np.sum([of_group[item] for item in items], axis=0) for of_group in bills]
+    return min(int(of_ranks.max(axis=1).min()) for of_ranks in owned)
 
 
 def require_room(job: JobSpec) -> None:

@@ -201,6 +201,7 @@ _TOLD = {
     Recovery.FORWARD: "recomputed",
     Recovery.BACKWARD: "recomputed in backward",
     Recovery.SELECTIVE: "kept without attention scores",
+    Recovery.SPILL: "kept in another tier",
     Recovery.NONE: "kept",
 }
 

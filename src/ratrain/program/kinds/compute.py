@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ratrain.program.binding import Binding, Ops, Ref
 from ratrain.program.kind import Cost, Kind, Lane, Scope
 from ratrain.program.kinds.inputs import (
@@ -30,7 +32,9 @@ def _forward(b: Binding, ops: Ops) -> None:
         b.frees(given, b.input(given))
     else:
         kept = ops.where(~b.unit.recovered[ops.unit])
-        b.writes(kept, b.cell("saved", kept))
+        spilled = b.is_spilled(kept)
+        b.writes(stays := kept.where(~spilled), b.cell("saved", stays))
+        b.writes(leaves := kept.where(spilled), b.saved_out(leaves))
     summed = b.unit.tensor[ops.unit] > 1
     if summed.any():
         parts = ops.where(summed & b.unit.has_output[ops.unit])
@@ -52,7 +56,8 @@ def _recover(b: Binding, ops: Ops) -> None:
 
 def _backward(b: Binding, ops: Ops) -> None:
     """B: everything of the micro-batch in and freed; a gradient added, and one handed back."""
-    saved = Ref(b.cell("saved", ops).state, saved_version(b, ops))
+    saved = kept_activations(b, ops)
+    b.reads(filled := ops.where(b.is_spilled(ops)), b.saved_in(filled))
     read_view(b, ops, Kind.Gather_B)
     _read_activations(b, ops, saved)
     _hand_back(b, ops)
@@ -63,7 +68,8 @@ def _backward(b: Binding, ops: Ops) -> None:
 
 def _input_gradient(b: Binding, ops: Ops) -> None:
     """I: hands the input's gradient back; keeps what the weight gradient needs (saved, + 1)."""
-    saved = Ref(b.cell("saved", ops).state, saved_version(b, ops))
+    saved = kept_activations(b, ops)
+    b.reads(filled := ops.where(b.is_spilled(ops)), b.saved_in(filled))
     read_view(b, ops, Kind.Gather_B)
     _read_activations(b, ops, saved)
     b.writes(ops, saved.next())
@@ -73,10 +79,21 @@ def _input_gradient(b: Binding, ops: Ops) -> None:
 
 def _weight_gradient(b: Binding, ops: Ops) -> None:
     """W: adds the weight gradient and frees what I kept for it."""
-    saved = Ref(b.cell("saved", ops).state, saved_version(b, ops)).next()
+    saved = kept_activations(b, ops).next()
     _read_activations(b, ops, saved)
     _free_activations(b, ops, saved)
     _accumulate(b, ops)
+
+
+def kept_activations(b: Binding, ops: Ops) -> Ref:
+    """What forward, or recovery, has kept for backward: in its place, or filled again."""
+    kept, spilled = b.cell("saved", ops), b.is_spilled(ops)
+    state = (
+        np.where(spilled, b.cell("refilled", ops).state, kept.state)
+        if spilled.any()
+        else kept.state
+    )
+    return Ref(state, saved_version(b, ops))
 
 
 def _read_activations(b: Binding, ops: Ops, saved: Ref) -> None:
@@ -89,7 +106,7 @@ def _read_activations(b: Binding, ops: Ops, saved: Ref) -> None:
 
 def _free_activations(b: Binding, ops: Ops, saved: Ref) -> None:
     b.frees(ops, saved)
-    here = ops.where(b.unit.has_input[ops.unit] & ~b.unit.offloaded[ops.unit])
+    here = ops.where(b.unit.has_input[ops.unit] & ~b.unit.waits("input")[ops.unit])
     b.frees(here, b.input(here))
     passed = ops.where(b.unit.has_output[ops.unit] & ~b.arrives_in_slot(ops.unit))
     b.frees(passed, b.outgrad(passed))
@@ -106,9 +123,8 @@ def _accumulate(b: Binding, ops: Ops) -> None:
         b.writes(passing, transit(b, passing))
     whole = ops.where(~sharded)
     place = b.unit.place(whole.unit, whole.micro_batch)
-    further = whole.where(place > 0)
-    b.reads(further, b.gradient(further, place[place > 0]))
-    b.writes(whole, b.gradient(whole, place + 1))
+    b.reads(further := whole.where(place > 0), b.gradient_before(further))
+    b.writes(whole, b.gradient_before(whole).next())
 
 
 def transit(b: Binding, ops: Ops) -> Ref:

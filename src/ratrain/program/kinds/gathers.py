@@ -10,7 +10,7 @@ from ratrain.program.rules import declare
 
 def _gather(b: Binding, ops: Ops, kind: Kind) -> None:
     """A view from everyone's shards, into a slot that the next gather but one takes over."""
-    b.reads(ops, b.lasting("shard_view", ops))
+    b.reads(ops, b.share_of_view(ops))
     b.writes(ops, gathered_view(b, ops, kind))
     if b.setup.gathers_per_pass:
         b.writes(ops, pass_view(b, ops, kind))

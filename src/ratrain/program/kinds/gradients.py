@@ -80,9 +80,8 @@ def _update_shard(b: Binding, ops: Ops) -> None:
     apart = ops.where(gathered)
     b.writes(apart, b.reduced(apart).next())
     here = ops.where(~gathered)
-    view = b.kept_view(here)
-    b.writes(here, Ref(view.state, b.averaged_before("view", here).next().version))
-    b.frees(here, b.reduced(here))
+    b.writes(here, _renewed_view(b, here))
+    b.frees(goes := here.where(~b.unit.waits("gradient")[here.unit]), b.reduced(goes))
     if b.setup.averages is Averages.EARLY_START:
         begun = ops.where(b.takes_turn(Kind.AverageCopy, ops))
         b.reads(begun, b.of_unit("averaged", begun, 2))
@@ -93,12 +92,24 @@ def _update_shard(b: Binding, ops: Ops) -> None:
         b.writes(sent, new_residual(b, sent))
 
 
+def _renewed_view(b: Binding, ops: Ops) -> Ref:
+    """Where the new weights are made: over the old ones, or on their way to another tier."""
+    there = Ref(b.kept_view(ops).state, b.averaged_before("view", ops).next().version)
+    waits = b.unit.waits("view")[ops.unit]
+    if not waits.any():
+        return there
+    made = b.made_view(ops)
+    return Ref(
+        np.where(waits, made.state, there.state), np.where(waits, made.version, there.version)
+    )
+
+
 def _prefetch_view(b: Binding, ops: Ops) -> None:
     """PrefetchW: updated shards in and freed; the next step's view out, over the old one."""
     updated = b.reduced(ops).next()
     b.reads(ops, updated)
-    b.writes(ops, b.averaged_before("view", ops).next())
-    b.frees(ops, updated)
+    b.writes(ops, _renewed_view(b, ops))
+    b.frees(goes := ops.where(~b.unit.waits("gradient")[ops.unit]), b.reduced(goes).next())
 
 
 declare(

@@ -45,7 +45,7 @@ def _gathers(b: Binding) -> Bools:
 
 def made_input(b: Binding, ops: Ops) -> Ref:
     """A unit's input as forward finds it. One that waits in host memory is made in a slot."""
-    away = b.unit.offloaded[ops.unit]
+    away = b.unit.waits("input")[ops.unit]
     cell = b.input(ops)
     if not away.any():
         return cell
@@ -69,13 +69,13 @@ def _stagers(b: Binding) -> Bools:
     g = b.every().unit
     following = b.unit.next_unit[g]
     hands_on = (b.is_any(Kind.F) & (b.unit.tensor[g] == 1)) | b.is_any(Kind.AllReduce_F)
-    return hands_on & (following >= 0) & b.unit.offloaded[following]
+    return hands_on & (following >= 0) & b.unit.waits("input")[following]
 
 
 def kept_input(b: Binding, ops: Ops) -> Ref:
     """A unit's input as recovery and backward find it."""
     cell = b.input(ops)
-    away = b.unit.offloaded[ops.unit]
+    away = b.unit.waits("input")[ops.unit]
     if not away.any():
         return cell
     state, version = cell.state.copy(), cell.version.copy()

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane
+from ratrain.program.passes.offloading import fetch_views
 from ratrain.program.program import Program
+from ratrain.program.replicas import Member
 from ratrain.program.setup import Averages
+from ratrain.program.tiers import DEVICE
 
 
 def forward_only(program: Program) -> Program:
@@ -19,11 +22,17 @@ def forward_only(program: Program) -> Program:
     runs between two steps, when every view is complete and no gradient is under way; its memory
     is proved like that of any program.
     """
-    setup = program.setup.with_members(lambda member, _last: replace(member, offloads=False))
+    setup = program.setup.with_members(_keeping_nothing)
     setup = replace(setup, forward_only=True, period=1, averages=Averages.NONE, tied=False)
 
     def forwards(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
         kept = (Kind.F, Kind.SEND_F, Kind.RECV_F, Kind.AllReduce_F, Kind.Gather_F)
         return (action for action in actions if action.kind in kept and action.step == 0)
 
-    return program.edit("forward-only", *Lane, by=forwards, setup=setup)
+    left = program.edit("forward-only", *Lane, by=forwards, setup=setup)
+    views_wait = any(member.view_tier for member in setup.members)
+    return fetch_views(left) if views_wait else left
+
+
+def _keeping_nothing(member: Member, _is_last: bool) -> Member:
+    return replace(member, activation_tier=DEVICE, gradient_tier=DEVICE)

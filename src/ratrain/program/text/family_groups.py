@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ratrain.program.tiers import TIERS, waiting_family
+
 
 @dataclass(frozen=True)
 class FamilyGroup:
@@ -15,23 +17,34 @@ class FamilyGroup:
     families: frozenset[str]
 
 
+def _with_waiting(name: str, *others: str) -> frozenset[str]:
+    """A family, what waits of it in any tier, and others."""
+    return frozenset({*(waiting_family(name, tier) for tier in TIERS), *others})
+
+
 OTHER = "other"
 FAMILY_GROUPS = (
     FamilyGroup(
         "weights",
         "weights",
-        frozenset({"view", "shard_view", "gathered", "passing_f", "passing_b"}),
+        _with_waiting(
+            "view", "shard_view", "gathered", "passing_f", "passing_b", "view_slot", "view_made"
+        ),
     ),
     FamilyGroup(
         "optimizer",
         "optimizer",
-        frozenset({"optimizer", "optimizer_host", "optimizer_disk", "optimizer_slot", "outer"}),
+        _with_waiting("optimizer", "optimizer_slot", "outer"),
     ),
-    FamilyGroup("gradients", "gradients", frozenset({"gradient", "shard", "transit"})),
+    FamilyGroup(
+        "gradients", "gradients", _with_waiting("gradient", "gradient_slot", "shard", "transit")
+    ),
     FamilyGroup("residual", "rounding residuals", frozenset({"residual", "residual_next"})),
     FamilyGroup("averaged", "copies of weights to average", frozenset({"averaged"})),
-    FamilyGroup("saved", "saved activations", frozenset({"saved"})),
-    FamilyGroup("input", "layer inputs", frozenset({"input", "staged", "hosted", "fetched"})),
+    FamilyGroup(
+        "saved", "saved activations", _with_waiting("saved", "saved_out", "refilled", "bounce")
+    ),
+    FamilyGroup("input", "layer inputs", _with_waiting("input", "staged", "fetched")),
     FamilyGroup(
         "messages",
         "messages and sums",

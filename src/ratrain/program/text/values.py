@@ -9,6 +9,7 @@ from ratrain.program.kind import Lane
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation, Averages
 from ratrain.program.text.form import MOST_BYTES, MOST_COUNT
+from ratrain.program.tiers import SETTINGS
 from ratrain.readers.numbers import whole
 
 
@@ -56,9 +57,8 @@ LANES = {lane.word: lane for lane in Lane}
 MEMBER_FIELDS: dict[str, Callable[[str], object]] = {
     "tensor": count_of,
     "serves": numbers_of,
-    "offloads": flag_of,
     "joined": count_of,
-    "optimizer_tier": name_of,
+    **dict.fromkeys(SETTINGS, name_of),
 }
 """What a stage line may say of a member besides rank, recovery and output_bytes."""
 HEADER_FIELDS: dict[str, Callable[[str], object]] = {

@@ -16,6 +16,7 @@ from ratrain.program.repeating import Repeating
 from ratrain.program.replicas import Member, Replica, Stage, Unit
 from ratrain.program.setup import Setup
 from ratrain.program.text.form import FLAGS, FORMAT, SIZES, VERSION, WHERE_ANY
+from ratrain.program.tiers import SETTINGS
 
 _WHERE_SET = (
     "tied",
@@ -152,10 +153,9 @@ def _where_it_differs(member: Member, tensor: int) -> Iterator[str]:
         yield f"tensor {member.tensor}"
     if member.serves is not None:
         yield f"serves {_list(member.serves)}"
-    if member.offloads:
-        yield "offloads yes"
-    if member.optimizer_tier:
-        yield f"optimizer_tier {member.optimizer_tier}"
+    for setting in SETTINGS:
+        if tier := getattr(member, setting):
+            yield f"{setting} {tier}"
     if member.joined > 1:
         yield f"joined {member.joined}"
 

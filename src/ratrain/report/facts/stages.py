@@ -21,6 +21,7 @@ from ratrain.report.groups import grouped
 RECOVERY = {
     Recovery.NONE: "activations kept",
     Recovery.SELECTIVE: "kept without attention scores",
+    Recovery.SPILL: "activations in another tier",
     Recovery.FORWARD: "recomputed ahead of backward",
     Recovery.BACKWARD: "recomputed in backward",
 }

@@ -58,8 +58,8 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
 from ratrain.runtime.seats import Seat, parts_of_units
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.allocator import memory_of
-from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.below import Tier
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.ops import RankOps
 from ratrain.runtime.step.states import DTYPES

@@ -10,11 +10,10 @@ from zlib import crc32
 from ratrain.describe.job import JobSpec
 from ratrain.devices import Device
 from ratrain.errors import Infeasible
-from ratrain.program.families import optimizer_family
 from ratrain.program.program import Program
-from ratrain.program.tiers import DISK, HOST
+from ratrain.program.tiers import DISK, HOST, SETTINGS
 from ratrain.runtime.seats import Seat
-from ratrain.runtime.step.away import DiskTier, HostTier, Tier
+from ratrain.runtime.step.below import DiskTier, HostTier, Tier
 from ratrain.storage import StoreLimits, TierStore
 
 SLOWEST_BYTES_PER_S = 10e6
@@ -35,13 +34,14 @@ def tiers_of(
     """Them by name; at the end nothing is left in them. `folder`: of the tier on disk."""
     tiers: dict[str, Tier] = {}
     store: TierStore | None = None
-    used = {member.optimizer_tier for _, member in program.held_by(seat.program_rank)}
+    held = program.held_by(seat.program_rank)
+    used = {getattr(member, setting) for _, member in held for setting in SETTINGS}
     try:
         if HOST in used:
             tiers[HOST] = HostTier(device)
         if DISK in used:
             sizes = _sizes_on_disk(program, seat.program_rank)
-            limits = StoreLimits(timeout_s=timeout_s + max(sizes) / SLOWEST_BYTES_PER_S)
+            limits = StoreLimits(timeout_s=timeout_s + max(sizes, default=0) / SLOWEST_BYTES_PER_S)
             store = TierStore(folder(), run, seat.world_rank, limits=limits)
             tiers[DISK] = DiskTier(store, device)
             if store.note:
@@ -56,11 +56,11 @@ def tiers_of(
 
 
 def _sizes_on_disk(program: Program, rank: int) -> list[int]:
-    """Bytes of each unit's states there."""
+    """Bytes of each unit's states there that last; those that come and go say what they need when
+    their places are made."""
     states = program.table.states
-    family = states.by_name[optimizer_family(DISK)]
-    rows = slice(family.start, family.start + family.count)
-    return states.size_bytes[rows][states.rank[rows] == rank].tolist()
+    there = states.persistent & states.in_tier(DISK) & (states.rank == rank)
+    return states.size_bytes[there].tolist()
 
 
 def disk_folder(job: JobSpec, device: int, run: Path) -> Path:

@@ -19,14 +19,13 @@ from ratrain.program.kind import Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
-from ratrain.program.tiers import DISK
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats, site_of
 from ratrain.runtime.step.ahead import Ran
-from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.below import Tier
 from ratrain.runtime.step.captured import CapturedOps, can_be_recorded
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.exchange.narrowing import Wire
@@ -241,10 +240,7 @@ class RankRun:
         self.control = control
         self._allocator.reset_peak()
         if self._budget_bytes is not None:
-            # Host memory is this process' own too: what waits there is allocated like the rest.
-            tier_budgets = [self._budget(tier) for tier in self.ledgers.others if tier != DISK]
-            if None not in tier_budgets:
-                self._allocator.limit(self._budget_bytes + sum(filter(None, tier_budgets)))
+            self._allocator.limit(self._budget_bytes)  # what waits on the host has its own pool
         self.lanes.record_last(self._recorded_steps())
         try:
             while first < self._spec.end_step:

@@ -29,6 +29,7 @@ from ratrain.program.program import Program
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Setup
 from ratrain.program.text.family_groups import takes
+from ratrain.program.tiers import DISK
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts
@@ -90,7 +91,8 @@ class PreparedRun:
     @property
     def peak_bytes(self) -> list[int]:
         """Proven of each program rank, in its device's memory and in the host's."""
-        bounds = (*self.verdict.bounds, *self.verdict.lower_bounds)
+        every = (*self.verdict.bounds, *self.verdict.lower_bounds)
+        bounds = [bound for bound in every if bound.tier != DISK]
         ranks = range(self.proved.program.setup.ranks)
         return [sum(b.total_bytes for b in bounds if b.rank == rank) for rank in ranks]
 

@@ -1,7 +1,7 @@
-"""Optimizer states that wait in another memory tier, and the slots in which they are updated.
+"""States of units that wait in another memory tier, and the slots in which they are used.
 
-A unit's master weights and moments are tensors of any dtype and shape. Away, they are one run of
-bytes; in a slot they are tensors again, at the same places of that run.
+A unit's master weights and moments are tensors of any dtype and shape, its view is one flat tensor.
+Away, each is one run of bytes; in a slot they are tensors again, at the same places of that run.
 """
 
 from __future__ import annotations
@@ -9,112 +9,54 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ratrain.devices import Device
+from ratrain.runtime.step.below import Tier, page_tensor
 from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.schedule import Key
-from ratrain.storage import PAGE, TierStore, in_pages
 from ratrain.storage import Key as StoredKey
 
 ALIGN = 64
 """Bytes: where a tensor of any dtype may begin."""
 
 
-class Tier(Protocol):
-    """Where units' states wait, each as one run of bytes. `fetch` and `store` are over when they
-    return, or with the stream that they were called in."""
+class AwayUnit(Protocol):
+    """One unit's states of one sort. They are nowhere else than in the tier or in a slot."""
 
-    def reserve(self, unit: str, size_bytes: int) -> None:
-        """Makes room for a unit."""
+    @property
+    def key(self) -> StoredKey: ...
+
+    @property
+    def tier(self) -> Tier: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def fill(self, slot: Tensor) -> None:
+        """Copies the states into a slot."""
         ...
 
-    def fetch(self, unit: str, slot: Tensor) -> None: ...
+    def attach(self, slot: Tensor) -> None:
+        """From now on the states are what the slot holds."""
+        ...
 
-    def store(self, unit: str, slot: Tensor) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class HostTier:
-    """The host's memory; page-locked for devices that copy from it."""
-
-    def __init__(self, device: Device) -> None:
-        self._pinned = device.place.type == "cuda"
-        self._held: dict[str, Tensor] = {}
-
-    def reserve(self, unit: str, size_bytes: int) -> None:
-        self._held[unit] = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._pinned)
-
-    def fetch(self, unit: str, slot: Tensor) -> None:
-        held = self._held[unit]
-        slot[: len(held)].copy_(held, non_blocking=True)
-
-    def store(self, unit: str, slot: Tensor) -> None:
-        held = self._held[unit]
-        held.copy_(slot[: len(held)], non_blocking=True)
-
-    def close(self) -> None:
-        self._held.clear()
+    def detach(self) -> None:
+        """They are nowhere."""
+        ...
 
 
-class DiskTier:
-    """Files on a disk, through a page-locked buffer for each direction where a slot is not the
-    processor's memory."""
-
-    def __init__(self, store: TierStore, device: Device) -> None:
-        self._store, self._device = store, device
-        self._buffers: dict[str, Tensor] = {}
-
-    def reserve(self, unit: str, size_bytes: int) -> None:
-        self._store.reserve({StoredKey("optimizer", unit): size_bytes})
-
-    def fetch(self, unit: str, slot: Tensor) -> None:
-        key = StoredKey("optimizer", unit)
-        size, buffer = self._store.length(key), self._buffer("fetch", slot)
-        self._store.read(key, buffer[:size].numpy().data)
-        if buffer is not slot:
-            slot[:size].copy_(buffer[:size])
-
-    def store(self, unit: str, slot: Tensor) -> None:
-        key = StoredKey("optimizer", unit)
-        size, buffer = self._store.length(key), self._buffer("store", slot)
-        if buffer is not slot:
-            buffer[:size].copy_(slot[:size])
-        self._store.write(key, buffer[:size].numpy().data)
-
-    def _buffer(self, direction: str, slot: Tensor) -> Tensor:
-        if slot.device.type == "cpu":
-            return slot
-        if len(self._buffers.get(direction, ())) < len(slot):
-            self._buffers[direction] = page_tensor(len(slot), self._device, on_host=True)
-        return self._buffers[direction]
-
-    def close(self) -> None:
-        self._store.close()
-
-
-def page_tensor(size_bytes: int, device: Device, *, on_host: bool = False) -> Tensor:
-    """Bytes in whole pages, which begin on one where they are the processor's."""
-    size, kind = in_pages(size_bytes), device.place.type
-    if kind != "cpu" and not on_host:
-        return torch.empty(size, dtype=torch.uint8, device=device.place)
-    room = torch.empty(size + PAGE, dtype=torch.uint8, pin_memory=kind == "cuda")
-    begin = -room.data_ptr() % PAGE
-    return room[begin : begin + size]
-
-
-class AwayUnit:
-    """One unit's states: the parts that they belong to, and how large they are as one run."""
+class AwayOptimizer:
+    """Master weights and optimizer states, by the parts that they belong to."""
 
     def __init__(
         self, name: str, tier: Tier, parts: Iterable[OwnedPart], stays: Iterable[Tensor]
     ) -> None:
-        self.name, self.tier, self._parts = name, tier, tuple(parts)
+        self.key, self.tier, self._parts = StoredKey("optimizer", name), tier, tuple(parts)
         memory = [(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in stays]
         # In fp32 the weights are their own master: a window on what compute reads, which stays.
         self._masters = [
@@ -124,8 +66,6 @@ class AwayUnit:
         self.size_bytes = self._each(lambda tensor, _: tensor)
 
     def fill(self, slot: Tensor) -> None:
-        """Copies the states into a slot."""
-
         def filled(tensor: Tensor, at: int) -> Tensor:
             _placed(tensor, slot, at).copy_(tensor)
             return tensor
@@ -133,11 +73,10 @@ class AwayUnit:
         self._each(filled)
 
     def attach(self, slot: Tensor) -> None:
-        """From now on the states are what the slot holds."""
         self._each(lambda tensor, at: _placed(tensor, slot, at))
 
     def detach(self) -> None:
-        """They are nowhere: whoever reads them gets torch's error, not another unit's."""
+        """Whoever reads them gets torch's error, not another unit's."""
         self._each(lambda tensor, _: torch.empty_like(tensor, device="meta"))
 
     def _each(self, change: Callable[[Tensor, int], Tensor]) -> int:
@@ -158,6 +97,46 @@ class AwayUnit:
         return end
 
 
+@dataclass
+class AwayFlat:
+    """What compute, or a gather, reads of a unit's weights, or a gradient that adds up: ops find it
+    in the slot that the program names."""
+
+    name: str
+    tier: Tier
+    first: Tensor | None  # until it is stored
+    sort: str = "view"
+    dtype: torch.dtype = torch.float32
+    elements: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.first is not None
+        self.dtype, self.elements = self.first.dtype, self.first.numel()
+
+    @property
+    def key(self) -> StoredKey:
+        return StoredKey(self.sort, self.name)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    def of(self, slot: Tensor) -> Tensor:
+        """It in a slot."""
+        return slot[: self.size_bytes].view(self.dtype)
+
+    def fill(self, slot: Tensor) -> None:
+        assert self.first is not None
+        self.of(slot).copy_(self.first)
+        self.first = None
+
+    def attach(self, slot: Tensor) -> None:
+        pass
+
+    def detach(self) -> None:
+        pass
+
+
 def _placed(tensor: Tensor, slot: Tensor, at: int) -> Tensor:
     size = tensor.numel() * tensor.element_size()
     return slot[at : at + size].view(tensor.dtype).view(tensor.shape)
@@ -176,12 +155,13 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 class AwayStates:
-    """All units of a rank whose optimizer states wait in another tier. Lanes use it at once, each
+    """All units of a rank whose states of one sort wait in another tier. Lanes use it at once, each
     with units and slots of its own ops."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._units: dict[int, AwayUnit] = {}
+        self._moved: set[int] = set()
         self._slots: dict[Key, Tensor] = {}
         self._inside: dict[Key, AwayUnit] = {}
 
@@ -190,56 +170,70 @@ class AwayStates:
 
     def add(self, index: int, unit: AwayUnit) -> None:
         """A unit's states go to the tier."""
-        unit.tier.reserve(unit.name, unit.size_bytes)
+        unit.tier.reserve(unit.key, unit.size_bytes)
         slot = page_tensor(unit.size_bytes, self._device)
         unit.fill(slot)
-        unit.tier.store(unit.name, slot)
+        unit.tier.store(unit.key, slot)
         self._device.finish()
         unit.detach()
         self._units[index] = unit
+        self._moved.add(index)
+
+    def hold(self, index: int, unit: AwayUnit) -> None:
+        """A unit that needs slots, and never leaves them for the tier."""
+        if isinstance(unit, AwayFlat):
+            unit.first = None
+        self._units[index] = unit
 
     def fetch(self, index: int, slot: Key) -> None:
-        """Brings a unit's states into a slot, in the place of what was stored from there."""
+        """Brings a unit's states into a slot, in the place of what was there."""
         if slot in self._inside:
             self._inside[slot].detach()
         unit = self._inside[slot] = self._units[index]
-        unit.tier.fetch(unit.name, self._slot(slot))
-        unit.attach(self._slot(slot))
+        unit.tier.fetch(unit.key, self.slot(slot))
+        unit.attach(self.slot(slot))
 
     def store(self, index: int, slot: Key) -> None:
         """Takes them back. They can be read here until the slot is filled again."""
         unit = self._units[index]
-        unit.tier.store(unit.name, self._slot(slot))
+        unit.tier.store(unit.key, self.slot(slot))
+
+    def flat(self, index: int, slot: Key) -> Tensor:
+        """A unit's flat tensor in a slot."""
+        unit = self._units[index]
+        assert isinstance(unit, AwayFlat)
+        return unit.of(self.slot(slot))
 
     def times_s(self, index: int) -> tuple[float, float]:
         """What a unit's fetch and its store take, outside of any step."""
-        if index not in self._units:
+        if index not in self._moved:
             return 0.0, 0.0
         unit = self._units[index]
         slot = page_tensor(unit.size_bytes, self._device)
         reached_s = [time.perf_counter()]
         for move in (unit.tier.fetch, unit.tier.store):
-            move(unit.name, slot)
+            move(unit.key, slot)
             self._device.finish()
             reached_s.append(time.perf_counter())
         began_s, fetched_s, stored_s = reached_s
         return fetched_s - began_s, stored_s - fetched_s
 
     @contextmanager
-    def present(self, index: int) -> Iterator[None]:
+    def present(self, index: int) -> Iterator[Tensor | None]:
         """A unit's states are here meanwhile, outside of any step; changes are lost."""
         if index not in self._units:
-            yield
+            yield None
             return
         unit = self._units[index]
         slot = page_tensor(unit.size_bytes, self._device)
-        unit.tier.fetch(unit.name, slot)
+        unit.tier.fetch(unit.key, slot)
         self._device.finish()
         unit.attach(slot)
-        yield
+        yield slot
         unit.detach()
 
-    def _slot(self, key: Key) -> Tensor:
+    def slot(self, key: Key) -> Tensor:
+        """The memory of a slot."""
         if key not in self._slots:
             largest = max(unit.size_bytes for unit in self._units.values())
             self._slots[key] = page_tensor(largest, self._device)

@@ -31,6 +31,10 @@ _EAGER_STEPS = 2
 """First, so that kernels are compiled, and tables and workspaces made."""
 
 
+_IN_ONE_PLACE = ("input", "saved", "view", "gradient")
+"""What recorded ops read or write."""
+
+
 def can_be_recorded(train: TrainSpec, schedule: Schedule, device: Device) -> bool:
     """Whether ops may be recorded, and a rank's compute reads nothing that comes from a peer and
     finds weights and gradients in one place."""
@@ -43,7 +47,9 @@ def can_be_recorded(train: TrainSpec, schedule: Schedule, device: Device) -> boo
         and setup.sharding < 3
         and not setup.backward_sends
         and not any(op.kind.is_message for op in schedule.ops)
-        and not any(unit.offloaded for unit in schedule.units)
+        and not any(
+            unit.waits(n) for unit in schedule.units for n in ("input", "saved", "view", "gradient")
+        )
         and all(kind in _RECORDED or kind.is_barrier for kind in computed)
     )
 

@@ -70,7 +70,8 @@ class _OfUnit:
         self._place = holders.index(making.seat.world_rank)
         self._is_shared = len(holders) > 1
         self._is_sharded = bool(making.setup.sharding) and self._is_shared
-        self._is_away = bool(local.optimizer_tier)
+        self._is_away = local.waits("optimizer")
+        self._view_is_away = local.waits("view")
         self._place_of_own = (self._place, len(holders))
         if across is not None:
             self._place_of_own = (across.place, len(across.holders))
@@ -148,6 +149,7 @@ class _OfUnit:
         kind = self._own_kind(kind) if self._is_own else kind
         reads_all = self._is_own and self._across is None
         reads_all |= self._is_away and not self._is_sharded
+        reads_all |= kind == "weights" and self._view_is_away
         for share in (held,) if reads_all else self._shares:
             known = min(share.stop, self._layout.size)
             if held.start <= share.start < min(known, held.stop):
@@ -186,7 +188,7 @@ class _OfUnit:
     ) -> tuple[list[OwnedPart], list[Tensor]]:
         """What this rank updates, and the weights of the whole unit that it has. `shares_views`:
         all holders compute in one dtype."""
-        replicated = [view] if view is not None and shares_views else []
+        replicated = [view] if view is not None and shares_views and not self._view_is_away else []
         if not self._layout.size:
             return [], []
         if self._is_sharded:
@@ -212,7 +214,7 @@ class _OfUnit:
         weights = None if view is None else view[held]
         if shard_view is not None:
             weights = shard_view[first : first + held.stop - held.start]
-        if weights is None or self._dtype != torch.float32:
+        if weights is None or self._dtype != torch.float32 or self._view_is_away:
             weights = self._owned("weights", held)
         return weights
 

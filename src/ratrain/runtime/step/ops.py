@@ -20,10 +20,12 @@ from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.replicas import Stage
+from ratrain.program.tiers import waiting_families
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.exchange.boundaries import BoundaryPart, receive_boundary, send_boundary
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
+from ratrain.runtime.step.spilled import Cell, KeptTensors
 from ratrain.runtime.step.state_ops import PASSING, StateOps
 from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.unit_state import UnitState
@@ -34,6 +36,7 @@ _IN_BUCKETS = (Kind.B, Kind.W, Kind.GradSync)
 # Families that a unit's tensors may be of: an op reads or writes one of them, as the program says.
 INPUTS = ("input", "staged", "arrived", "fetched")
 _OUTPUTS = ("input", "staged", "sendx")
+_KEPT = ("saved", "refilled")
 OUTPUT_GRADIENTS = ("outgrad", "recvg")
 _INPUT_GRADIENTS = ("outgrad", "sendg")
 
@@ -111,7 +114,7 @@ class RankOps(StateOps):
         keep = not (unit.local.recovered or self._setup.forward_only)
         output, graph = self._run(unit, op, step, keep=keep)
         if graph is not None:
-            self._held.write(op, graph, "saved")
+            self._held.write(op, graph, "saved", "saved_out")
         if unit.local.last:
             self.losses.setdefault(step, []).append(output.detach())
         else:
@@ -133,11 +136,12 @@ class RankOps(StateOps):
         )
         given = self._held.read(op, *INPUTS)
         leaf = self._no_input() if given is None else spread(given.detach(), self._group)
-        with nullcontext() if keep else torch.no_grad():
+        kept = KeptTensors(leaf) if "saved_out" in op.writes else None
+        with nullcontext() if keep else torch.no_grad(), kept.taken() if kept else nullcontext():
             if keep:
                 leaf.requires_grad_()
             output = unit.unit.forward(unit.weights, leaf, batch)
-        return output, graph_of(output, leaf) if keep else None
+        return output, graph_of(output, leaf, kept) if keep else None
 
     def backward(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
@@ -153,17 +157,17 @@ class RankOps(StateOps):
         deferred = unit.weights.defer()
         self._hand_back(op, self._through_graph(op, step))
         unit.weights.stop_deferring()
-        self._held.write(op, deferred, "saved")
+        self._held.write(op, deferred, *_KEPT)
         self._let_view_go(unit, op)
 
     def weight_gradient(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         with self._gradient_goes(unit, op):
-            Weights.play(self._held.read(op, "saved"))
+            Weights.play(self._held.read(op, *_KEPT))
 
     def _through_graph(self, op: LocalOp, step: int) -> Tensor | None:
         """The gradient of a unit's input; weight gradients go their own way."""
-        graph: Graph = self._held.read(op, "saved")
+        graph: Graph = self._held.read(op, *_KEPT)
         if self.unit(op).local.last:
             seed = self._seed
             if seed is None:
@@ -230,6 +234,9 @@ class RankOps(StateOps):
         if self._setup.per_micro_batch:
             place = self._states.transit[op.transit][: unit.padded]
             return place.zero_()
+        if "gradient_slot" in op.writes:
+            place = unit.gradient = self._states.gradient_in(unit, op.writes["gradient_slot"])
+            return place.zero_() if op.place == 0 else place
         if op.place == 0:
             unit.gradient = self._states.new_gradient(unit)
         assert unit.gradient is not None
@@ -237,6 +244,8 @@ class RankOps(StateOps):
 
     def _attach_view(self, unit: UnitState, op: LocalOp) -> None:
         if not unit.local.gathered:
+            if "view_slot" in op.reads:
+                unit.attach_gathered(self._fetched_view(op))
             return
         if self._setup.gathers_per_pass:
             unit.attach_gathered(self._held.read(op, *PASSING))
@@ -337,15 +346,41 @@ class RankOps(StateOps):
         """Whether gradients that arrive take memory then: they have no slots."""
         return self._setup.split_backward or self._setup.arrival_places
 
-    # ---- inputs in host memory ----------------------------------------------------------
+    # ---- activations in other tiers -----------------------------------------------------
 
     def offload_input(self, op: LocalOp, step: int) -> None:
         made: Tensor = self._held.read(op, *INPUTS)
-        self._held.write(op, made.to("cpu", copy=True), "hosted")
+        raw = made.contiguous().flatten().view(torch.uint8)
+
+        def copied(room: Tensor) -> None:
+            room[: len(raw)].copy_(raw)
+
+        places = self._states.places["input", op.unit]
+        places.store(self._cell(op), len(raw), copied, self._states.bounce)
+        self._held.write(op, made.shape, *waiting_families("input"))
 
     def fetch_input(self, op: LocalOp, step: int) -> None:
-        hosted: Tensor = self._held.read(op, "hosted")
-        self._held.write(op, hosted.to(self._states.device, copy=True), "fetched")
+        shape: torch.Size = self._held.read(op, *waiting_families("input"))
+        places = self._states.places["input", op.unit]
+        room = places.fetch(self._cell(op))
+        size = shape.numel() * self._states.dtype.itemsize
+        self._held.write(op, room[:size].view(self._states.dtype).view(shape), "fetched")
+
+    def spill(self, op: LocalOp, step: int) -> None:
+        graph: Graph = self._held.read(op, "saved_out")
+        kept: KeptTensors = graph.kept
+        places = self._states.places["saved", op.unit]
+        places.store(self._cell(op), kept.size_bytes, kept.leave, self._states.bounce)
+        self._held.write(op, graph, *waiting_families("saved"))
+
+    def fill(self, op: LocalOp, step: int) -> None:
+        graph: Graph = self._held.read(op, *waiting_families("saved"))
+        graph.kept.return_in(self._states.places["saved", op.unit].fetch(self._cell(op)))
+        self._held.write(op, graph, "refilled")
+
+    @staticmethod
+    def _cell(op: LocalOp) -> Cell:
+        return op.unit, op.micro_batch
 
 
 def _stages(schedule: Schedule) -> tuple[Stage, ...]:

@@ -20,7 +20,7 @@ from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Unit
 from ratrain.program.table import Table
-from ratrain.program.tiers import TIERS
+from ratrain.program.tiers import TIERS, WAITING
 from ratrain.program.units import Ints
 from ratrain.runtime.step.waits import needed
 
@@ -83,10 +83,13 @@ class LocalUnit:
     last_of_part: bool
     next_is_local: bool
     previous_is_local: bool
-    offloaded: bool
     gathered: bool  # its view exists only while it is used (level 3)
-    optimizer_tier: str  # where its optimizer states wait for their update
     micro_batches: int
+    tiers: Mapping[str, str]  # where its states of each sort wait (`tiers.WAITING`)
+
+    def waits(self, name: str) -> bool:
+        """Whether its states of a sort wait in another tier than the device's."""
+        return bool(self.tiers[name])
 
 
 @dataclass(frozen=True)
@@ -272,10 +275,9 @@ def _local_unit(program: Program, rank: int, index: int, g: int) -> LocalUnit:
         last_of_part=bool(units.last_of_part[g] == g),
         next_is_local=bool(units.next_is_local[g]),
         previous_is_local=bool(units.previous_is_local[g]),
-        offloaded=bool(units.offloaded[g]),
         gathered=bool(units.shared[g]) and program.setup.sharding == 3,
-        optimizer_tier=TIERS[int(units.optimizer_tier[g])],
         micro_batches=int(units.micro_batches[g]),
+        tiers={name: TIERS[int(units.tiers[name][g])] for name in WAITING},
     )
 
 

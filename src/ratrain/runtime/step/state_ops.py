@@ -209,17 +209,32 @@ class StateOps:
             for part in unit.parts:
                 gradient = self._reduced(unit, slice(part.begin, part.end))
                 part.update(gradient, self._train, step, done, clipping.factor)
-        self.show(unit)
+        self._make_weights(unit, op)
+
+    def _make_weights(self, unit: UnitState, op: LocalOp) -> None:
+        """What compute reads, of the updated master weights: over what it has read; or, where that
+        waits elsewhere, in a slot on the way there, or until it is gathered in the gradient's
+        place."""
+        view, share = unit.view, unit.shard_view
+        if "view_made" in op.writes:
+            made = self._states.away_views.flat(op.unit, op.writes["view_made"])
+            view, share = (None, made) if unit.local.gathered else (made, None)
+        elif unit.local.waits("view"):
+            share = torch.empty(
+                unit.owned_elements, dtype=self._states.dtype, device=self._states.device
+            )
+        self._round_weights(unit, view, share)
+        if unit.local.waits("view") and "view_made" not in op.writes:
+            unit.updated = share
 
     def show(self, unit: UnitState) -> None:
         """What this rank's parts of the view follow from their master weights."""
+        self._round_weights(unit, unit.view, unit.shard_view)
+
+    def _round_weights(self, unit: UnitState, view: Tensor | None, share: Tensor | None) -> None:
         for part in unit.parts:
             run = slice(part.begin, part.end)
-            if unit.view is None:
-                assert unit.shard_view is not None
-                target = unit.shard_view[unit.in_shard(run)]
-            else:
-                target = unit.view[run]
+            target = view[run] if view is not None else _of(share)[unit.in_shard(run)]
             if target.data_ptr() != part.weights.data_ptr():
                 target.copy_(part.weights)
 
@@ -249,14 +264,34 @@ class StateOps:
     def store_optimizer(self, op: LocalOp, step: int) -> None:
         self._states.away.store(op.unit, op.reads["optimizer_slot"])
 
+    def fetch_gradient(self, op: LocalOp, step: int) -> None:
+        self._states.away_gradients.fetch(op.unit, op.writes["gradient_slot"])
+
+    def store_gradient(self, op: LocalOp, step: int) -> None:
+        self._states.away_gradients.store(op.unit, op.reads["gradient_slot"])
+
+    def fetch_view(self, op: LocalOp, step: int) -> None:
+        self._states.away_views.fetch(op.unit, op.writes["view_slot"])
+
+    def store_view(self, op: LocalOp, step: int) -> None:
+        self._states.away_views.store(op.unit, op.reads["view_made"])
+
+    def _fetched_view(self, op: LocalOp) -> Tensor:
+        """A unit's view, or a rank's share of it, from another tier."""
+        return self._states.away_views.flat(op.unit, op.reads["view_slot"])
+
     def prefetch_view(self, op: LocalOp, step: int) -> None:
-        unit = self.unit(op)
-        assert unit.view is not None
-        unit.gather_view(self._network, Lane.GATHER, unit.view)
+        unit, view = self.unit(op), self.unit(op).view
+        if "view_made" in op.writes:
+            view = self._states.away_views.flat(op.unit, op.writes["view_made"])
+            for share, window in unit.windows:
+                view[share] = _of(unit.updated)[window]
+            unit.updated = None
+        unit.gather_view(self._network, Lane.GATHER, _of(view))
 
     def gather(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
-        assert unit.shard_view is not None
+        own = self._fetched_view(op) if "view_slot" in op.reads else _of(unit.shard_view)
         if self._setup.gathers_per_pass:
             slot = torch.empty(
                 unit.gathered_elements, dtype=self._states.dtype, device=self._states.device
@@ -267,7 +302,7 @@ class StateOps:
         if unit.trained:
             trained = slot[: unit.padded]
             for share, window in unit.windows:
-                trained[share] = unit.shard_view[window]
+                trained[share] = own[window]
             unit.gather_view(self._network, Lane.GATHER, trained)
         if unit.frozen_share is not None:
             frozen = slot[unit.padded : unit.gathered_elements]
@@ -280,6 +315,11 @@ class StateOps:
     def unit(self, op: LocalOp) -> UnitState:
         """The unit that an op is about."""
         return self._states.units[op.unit]
+
+
+def _of(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor
 
 
 def _squares(part: Tensor) -> Tensor:

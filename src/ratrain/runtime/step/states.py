@@ -13,15 +13,18 @@ from torch import Tensor
 from ratrain.describe.optimizers import Optimizer, Plain
 from ratrain.devices import Device
 from ratrain.models.units import Unit
-from ratrain.program.kind import Lane
+from ratrain.program.kind import Kind, Lane
+from ratrain.program.tiers import DISK
 from ratrain.runtime.seats import Seat, Seats, at_sites, groups_of, holders_of
-from ratrain.runtime.step.away import AwayStates, AwayUnit, Tier
+from ratrain.runtime.step.away import AwayFlat, AwayOptimizer, AwayStates
+from ratrain.runtime.step.below import Tier, page_tensor
 from ratrain.runtime.step.exchange.buckets import Buckets, made_buckets
 from ratrain.runtime.step.exchange.narrowing import Wire
 from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.made_unit import Making, Source
 from ratrain.runtime.step.network.network import Network
-from ratrain.runtime.step.schedule import Schedule
+from ratrain.runtime.step.schedule import Key, Schedule
+from ratrain.runtime.step.spilled import Places, places_of
 from ratrain.runtime.step.unit_state import DIRECTLY, Across, Collectives, UnitState
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -53,6 +56,10 @@ class RankStates:
     buckets: Buckets | None  # for gradients that leave while backward makes them
     held: HeldStates
     away: AwayStates  # optimizer states that wait in another tier
+    away_views: AwayStates  # and weights that compute reads
+    away_gradients: AwayStates  # and gradients that add up
+    places: Mapping[Key, Places]  # where what waits of micro-batches waits, of each sort and unit
+    bounce: Tensor | None  # where what goes to disk of a micro-batch becomes one run of bytes
     _kept: dict[int, Tensor] | None = None  # gradients that stay in place
 
     def complete(self, network: Network) -> None:
@@ -80,11 +87,33 @@ class RankStates:
         for family, slots in (("transit", self.transit), ("gathered", self.gathered)):
             yield from ((slot, f"slot {n} of {family}") for n, slot in enumerate(slots))
 
+    def moves_s(self, index: int) -> dict[str, tuple[float, float]]:
+        """Of a unit's states of each sort that wait, what they take from their tier and back,
+        outside of any step."""
+        moves_s = {
+            sort: away.times_s(index)
+            for sort, away in (
+                ("optimizer", self.away),
+                ("view", self.away_views),
+                ("gradient", self.away_gradients),
+            )
+            if index in away
+        }
+        return moves_s | {
+            sort: places.times_s(self.bounce)
+            for (sort, unit), places in self.places.items()
+            if unit == index
+        }
+
     def new_gradient(self, unit: UnitState) -> Tensor:
         """Zeros for the sum of a unit's gradients over micro-batches."""
         if self._kept is None:
             return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
         return self.kept_gradient(unit).zero_()
+
+    def gradient_in(self, unit: UnitState, slot: Key) -> Tensor:
+        """A unit's gradient in a slot, of those that wait in another tier."""
+        return self.away_gradients.flat(unit.local.index, slot)
 
     def keep_gradients(self) -> None:
         """From now on each unit's gradient is in the same memory in every step."""
@@ -124,10 +153,11 @@ def rank_states(
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
     held = HeldStates(device)
-    away = AwayStates(device)
+    away, away_views, away_gradients = (AwayStates(device) for _ in range(3))
     dtypes = [each.dtype for each in numbers]
     making = Making(held, setup, seat, make_unit, source, device.place, optimizer, dtypes)
     units: list[UnitState] = []
+    stores = {op.unit for op in schedule.ops if op.kind is Kind.StoreGradient}
     for local in schedule.units:
         name = local.unit.name
         sites = at_sites(setup, seats, holders[name])
@@ -139,10 +169,23 @@ def rank_states(
         unit = making.unit(local, here, groups.get(name), across)
         unit.by = collectives(unit.name)
         units.append(unit)
-        if local.optimizer_tier:
-            views = (view for view in (unit.view, unit.shard_view) if view is not None)
-            tier = tiers[local.optimizer_tier]
-            away.add(local.index, AwayUnit(unit.name, tier, unit.parts, views))
+        views = [view for view in (unit.view, unit.shard_view) if view is not None]
+        if local.waits("view"):
+            unit.weights.attach_view(None)
+            unit.view = unit.shard_view = None
+            (view,) = views
+            away_views.add(local.index, AwayFlat(unit.name, tiers[local.tiers["view"]], view))
+            views = []
+        if local.waits("gradient"):
+            tier = tiers[local.tiers["gradient"]]
+            zeros = torch.zeros(unit.padded, dtype=gradient_dtype, device=device.place)
+            gradient = AwayFlat(unit.name, tier, zeros, "gradient")
+            stored = local.index in stores
+            (away_gradients.add if stored else away_gradients.hold)(local.index, gradient)
+            del zeros
+        if local.waits("optimizer"):
+            tier = tiers[local.tiers["optimizer"]]
+            away.add(local.index, AwayOptimizer(unit.name, tier, unit.parts, views))
     largest = max(unit.padded for unit in units)
 
     def slots(count: int, dtype: torch.dtype, elements: int) -> list[Tensor]:
@@ -166,8 +209,27 @@ def rank_states(
             widest=max(each.gradient_dtype.itemsize for each in numbers),
             in_pieces=any(each.gradient_dtype != each.dtype for each in numbers),
         )
+    places = places_of(schedule, tiers, device)
+    spilled = [
+        of_unit.size_bytes
+        for (sort, unit), of_unit in places.items()
+        if schedule.units[unit].tiers[sort] == DISK
+    ]
     states = RankStates(
-        units, dtype, gradient_dtype, wire, device.place, transit, gathered, buckets, held, away
+        units,
+        dtype,
+        gradient_dtype,
+        wire,
+        device.place,
+        transit,
+        gathered,
+        buckets,
+        held,
+        away,
+        away_views,
+        away_gradients,
+        places,
+        page_tensor(max(spilled), device) if spilled else None,
     )
     for tensor, words in states.named():
         device.name(tensor, words)

@@ -76,6 +76,7 @@ class UnitState:
     dtypes: tuple[torch.dtype, ...] = ()  # of the holders' views; (): all have this rank's
     frozen_share: FrozenShare | None = None  # level 3, of weights that nobody updates
     outer: OuterStates | None = None  # of an outer optimizer
+    updated: Tensor | None = None  # own shares, until a view that waits elsewhere is gathered
     own: bool = False  # other replicas' or sites' states differ, and are saved by themselves
     across: Across | None = None  # where sites average weights
 

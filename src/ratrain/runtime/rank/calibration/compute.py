@@ -61,7 +61,6 @@ def unit_times(
 
     def of_unit(index: int, unit: UnitState) -> UnitTimes:
         making_s = rehearsal.making_s[index]
-        moved_s = states.away.times_s(index)
         made_s = fmean(making_s) / max(1, unit.local.micro_batches) if making_s else 0.0
         return UnitTimes(
             forward_s=mean(Kind.F, index),
@@ -74,8 +73,7 @@ def unit_times(
             elements=unit.padded,
             gathered_elements=unit.gathered_elements,
             scratch_bytes=rehearsal.scratch_bytes[index],
-            fetch_s=moved_s[0],
-            store_s=moved_s[1],
+            moves_s=states.moves_s(index),
             passes=tuple(_both_ways(passed, index) for passed in passes[:MOST_PASSES]),
         )
 

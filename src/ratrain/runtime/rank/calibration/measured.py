@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 
 from ratrain.readers.json import as_table, parse_json
 
@@ -23,8 +24,10 @@ class UnitTimes:
     gathered_elements: int  # of what is gathered of its weights
     scratch_bytes: int
     passes: tuple[tuple[float, float], ...] = ()  # forward and back, of each pass that was timed
-    fetch_s: float = 0.0  # of its optimizer states from the tier in which they wait
-    store_s: float = 0.0  # and back
+    # Of its states of each sort that wait in another tier, from there and back.
+    moves_s: Mapping[str, tuple[float, float]] = field(
+        default_factory=dict[str, tuple[float, float]]
+    )
 
 
 @dataclass(frozen=True)

@@ -121,9 +121,9 @@ class Rehearsal:
             self._inputs[key] = self._from_elsewhere(unit)
         run = partial(self._run, op.unit, self._inputs[key], not unit.local.recovered)
         took_s, (output, graph) = self._timed(run)
-        if graph is not None:
+        if graph is not None and "saved_out" not in op.writes:  # else it waits elsewhere
             self._graphs[key] = graph
-        if unit.local.offloaded:  # its memory is counted elsewhere
+        if unit.local.waits("input"):  # its memory is counted elsewhere
             del self._inputs[key]
         if unit.local.next_is_local:
             # A part of their sum, which is made elsewhere.
@@ -134,7 +134,7 @@ class Rehearsal:
     def _from_elsewhere(self, unit: UnitState) -> Tensor:
         if unit.local.first:
             return torch.empty(0, dtype=self._states.dtype, device=self._states.device)
-        return self._stand_in if unit.local.offloaded else self._stand_in.clone()
+        return self._stand_in if unit.local.waits("input") else self._stand_in.clone()
 
     def _run(self, index: int, x: Tensor, keep: bool) -> tuple[Tensor, Graph | None]:
         unit = self._states.units[index]
@@ -149,7 +149,7 @@ class Rehearsal:
     def _backward(self, op: LocalOp) -> float:
         """Both gradients, or the input's alone, which is dropped."""
         unit, key = self._states.units[op.unit], (op.unit, op.micro_batch)
-        graph = self._graphs.pop(key)
+        graph = self._graphs.pop(key) if key in self._graphs else self._made_again(key)
         self._inputs.pop(key, None)
         output_gradient = self._seed if unit.local.last else spread(self._stand_in, self._group)
         work = partial(gradient_of_leaf, graph, output_gradient)
@@ -165,6 +165,13 @@ class Rehearsal:
         self.scratch_bytes[op.unit] = max(self.scratch_bytes[op.unit], scratch_bytes)
         return took_s
 
+    def _made_again(self, key: tuple[int, int]) -> Graph:
+        """What backward needs and waits elsewhere."""
+        index, _ = key
+        _, graph = self._run(index, self._inputs.get(key, self._stand_in), True)
+        assert graph is not None
+        return graph
+
     def _add(self, index: int, work: Callable[[], Any]) -> float:
         """Seconds of what makes a unit's weight gradients. Where they add up over a step's
         micro-batches they stay; a step of one micro-batch makes them each time."""
@@ -179,8 +186,12 @@ class Rehearsal:
         return took_s
 
     def _place(self, index: int) -> Tensor:
-        if self._states.units[index].local.micro_batches < 2:
+        local = self._states.units[index].local
+        if local.micro_batches < 2:
             return self._made(index)
+        if local.waits("view"):  # where memory is short: one unit's at a time
+            for other in [each for each in self._gradients if each != index]:
+                del self._gradients[other]
         if index not in self._gradients:
             self._gradients[index] = self._states.new_gradient(self._states.units[index])
         return self._gradients[index]

@@ -9,9 +9,10 @@ from statistics import fmean
 
 import numpy as np
 
-from ratrain.program.kind import Cost, Kind, kinds
+from ratrain.program.kind import Cost, Kind, Lane, kind_named, kinds
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member
+from ratrain.program.tiers import WAITING
 from ratrain.program.units import Ints
 from ratrain.runtime.rank.calibration.measured import Calibration, LinkTimes, UnitTimes
 from ratrain.runtime.step.exchange.tensor_peers import sent_of_sum
@@ -62,13 +63,13 @@ def costs_of_run(
     priced |= _messages(measured, element_bytes)
     priced |= _sums(measured)
     priced |= _states(measured, element_bytes, agrees)
-    # What no calibration measures takes no time: copies to host memory, and costs that custom
-    # modules declare.
+    # What no calibration measures takes no time: costs that custom modules declare.
     work = {kind: priced.get(kind.cost, priced[Cost.NOTHING]) for kind in kinds()}
     # What a recovered unit hands on is not read: nothing is summed.
     work[Kind.AllReduce_R] = priced[Cost.NOTHING]
-    work[Kind.FetchOptimizer] = measured.moves(lambda t: t.fetch_s)
-    work[Kind.StoreOptimizer] = measured.moves(lambda t: t.store_s)
+    for row in WAITING.values():
+        for kind in map(kind_named, row.moves):
+            work[kind] = measured.moves(row.name, back=kind.lane in (Lane.OFFLOAD, Lane.STORE))
     work[Kind.R] = fixed_work(measured.column(lambda t: t.recovery_s) + measured.between_s)
     return Costs(work, measured.rates)
 
@@ -227,11 +228,12 @@ class _Measured:
             port_rates[2 * rank : 2 * rank + 2] = max(rates, default=_NO_LINK.rate_bytes_per_s)
         return port_rates
 
-    def moves(self, read: Callable[[UnitTimes], float]) -> Work:
-        """Optimizer states on their way to their tier or back: what was measured alone takes longer
-        where both are under way."""
+    def moves(self, sort: str, *, back: bool) -> Work:
+        """States of a sort on their way from their tier, or back: what was measured alone takes
+        longer where several are under way."""
         way = 2 * self.setup.ranks + self.units.rank
-        return replace(fixed_work(self.zero), volume_bytes=self.column(read), link=way)
+        took_s = self.column(lambda times: times.moves_s.get(sort, (0.0, 0.0))[back])
+        return replace(fixed_work(self.zero), volume_bytes=took_s, link=way)
 
     def members(self) -> list[Member]:
         """The member that holds each unit."""
