@@ -260,6 +260,12 @@ def _check_sequence(
 
 def check_heads(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
     """Refuses a tensor degree that does not divide attention heads."""
+    if model.own and layout.tensor > 1:
+        raise SpecError(
+            f"{model.name} is made of modules of your own, which no tensor group divides",
+            place=str(here.at("tensor")),
+            fix="use tensor = 1",
+        )
     for what, count in (("heads", model.heads), ("kv_heads", model.kv_heads)):
         if count % layout.tensor:
             degrees = [d for d in range(1, count + 1) if count % d == 0]

@@ -15,20 +15,15 @@ from ratrain.models.experts import Balance
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.differentiable import differentiable
 from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan
+from ratrain.models.micro_batch import MicroBatch
 from ratrain.models.mlp_block import MlpBlock, MlpPlan, mlp_plan
+from ratrain.models.own.unit import own_unit
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD, unit_layout
 from ratrain.models.tensor_group import TensorGroup, division_of
 from ratrain.models.weights import Weights
 
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Token numbers [b, S] int64, and for each the one to follow; -100: not counted."""
-
-    tokens: Tensor
-    targets: Tensor
-    loss_weight: float = 1.0  # what backward multiplies each token's loss by
+__all__ = ["MicroBatch"]
 
 
 class Unit(Protocol):
@@ -118,6 +113,8 @@ def unit_of(
     rank's part of it; `core`: how a layer's attention is computed."""
     division = division_of(group)
     layout = unit_layout(spec, name, division)
+    if spec.own:
+        return own_unit(spec, name, layout)
     if name == EMBEDDING:
         return Embedding(layout, embedding_plan(spec, group))
     if name == HEAD:
