@@ -34,6 +34,7 @@ from ratrain.runtime.run.trained import trained_model
 
 HERE = Path(__file__).parent
 NAMES = ("own-attention", "own-convolution", "own-recurrence")
+EVERY = (*NAMES, "own-dropping")
 MINE = Setting(own="own-attention", steps=4, sequences=8)
 FOUR = replace(MINE, pipeline=2, data=2)
 
@@ -110,7 +111,7 @@ def test_own_modules_train_as_in_plain_torch(crew: Crew, tmp_path: Path, name: s
 
 @pytest.mark.slow
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize(
     "change",
     [
@@ -208,8 +209,7 @@ def test_own_modules_allocate_no_more_than_was_traced() -> None:
     )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
-    assert len(found) == 6 * len(NAMES)
-    print(*found, sep="\n")
+    assert len(found) == 6 * len(EVERY)
     assert not [row for row in found if row[1] > row[2]]
 
 

@@ -220,7 +220,7 @@ class JobSpec:
         trained = replace(spec, tuning=train.tuning, balance_loss=balance)
         if trained != spec:
             object.__setattr__(self, "model", replace(self.model, spec=trained))
-        if (spec.experts or spec.own) and train.graphs:
+        if (spec.experts or spec.own or train.dropout) and train.graphs:
             object.__setattr__(self, "train", replace(train, graphs=False))
 
     @cached_property

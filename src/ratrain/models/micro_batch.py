@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ratrain.models.functions.dropout import Drawn
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -14,3 +16,4 @@ class MicroBatch:
     tokens: Tensor
     targets: Tensor
     loss_weight: float = 1.0  # what backward multiplies each token's loss by
+    drawn: Drawn | None = None  # what dropout follows from; None: nothing is dropped

@@ -14,6 +14,7 @@ from ratrain.models.embedding import Embed, EmbeddingPlan, embedding_plan
 from ratrain.models.experts import Balance
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.differentiable import differentiable
+from ratrain.models.functions.dropout import dropped
 from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan
 from ratrain.models.micro_batch import MicroBatch
 from ratrain.models.mlp_block import MlpBlock, MlpPlan, mlp_plan
@@ -50,7 +51,7 @@ class Embedding:
     plan: EmbeddingPlan
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        return self.onward(weights, x, batch.tokens, 0)
+        return dropped(self.onward(weights, x, batch.tokens, 0), batch.drawn, EMBEDDING, 0)
 
     def onward(self, weights: Weights, x: Tensor, tokens: Tensor, first: int) -> Tensor:
         """The same for tokens [b, n] of which the first of each sequence has position `first`."""
@@ -65,6 +66,7 @@ class Layer:
     plan: AttentionPlan
     mlp: MlpPlan
     parallel: bool = False
+    name: str = "0"
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
         sequences, length = batch.tokens.shape
@@ -75,8 +77,10 @@ class Layer:
                 fix="raise the sequence length, or shorten the sequences",
             )
         between = differentiable(AttentionBlock, x, weights, self.plan, (sequences, length))
+        between = dropped(between, batch.drawn, self.name, 0, x)
         balance = self.mlp.inside.balance(batch.targets, batch.loss_weight)
-        return self.second_half(weights, x, between, balance)
+        output = self.second_half(weights, x, between, balance)
+        return dropped(output, batch.drawn, self.name, 1, between)
 
     def second_half(
         self, weights: Weights, x: Tensor, between: Tensor, balance: Balance | None = None
@@ -120,4 +124,4 @@ def unit_of(
     if name == HEAD:
         return Head(layout, head_plan(spec, group))
     attention = attention_plan(spec, int(name), sequence_length, group, core)
-    return Layer(layout, attention, mlp_plan(spec, group), spec.parallel_residual)
+    return Layer(layout, attention, mlp_plan(spec, group), spec.parallel_residual, name)

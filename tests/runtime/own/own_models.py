@@ -101,8 +101,21 @@ class Last(nn.Module):
         return functional.cross_entropy(logits, targets.flatten(), reduction="none")
 
 
+class Dropping(Attention):
+    """The same with dropout, of the kinds that modules have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp.append(nn.Dropout(0.1))
+        self.before = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.before(x))
+
+
 BLOCKS: dict[str, type[nn.Module]] = {
     "own-attention": Attention,
+    "own-dropping": Dropping,
     "own-convolution": Convolution,
     "own-recurrence": Recurrence,
 }

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase  # pyright: ignore[reportPrivat
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.own import OWN_MODELS, kind_of
 from ratrain.errors import SpecError
+from ratrain.models.functions.dropout import CountedDropout
 
 KINDS = {"embedding": "first", "layer": "block", "head": "last"}
 """What the argument that makes a kind of unit is called."""
@@ -41,10 +42,14 @@ def first_parameters(spec: ModelSpec, unit: str, seed: int) -> dict[str, Tensor]
 
 
 def bare_module(name: str, kind: str, device: torch.device, dtype: torch.dtype) -> nn.Module:
-    """A unit's module without its parameters: what else it holds is on a device, and in a dtype."""
+    """A unit's module without its parameters: what else it holds is on a device, and in a dtype.
+    What it drops follows from where it is, as in RATrain's own units."""
     with torch.random.fork_rng(devices=[]):
         module = module_at(name, kind, OWN_MODELS[name].module(kind))
-    for inner in module.modules():
+    for inner in list(module.modules()):
+        for path, child in inner.named_children():
+            if type(child) is nn.Dropout:
+                setattr(inner, path, CountedDropout(child.p))
         for path, parameter in inner.named_parameters(recurse=False):
             empty = torch.empty_like(parameter, device="meta")
             setattr(inner, path, nn.Parameter(empty, requires_grad=False))

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.own import FIRST, LAST, UnitCost, Work
 from ratrain.errors import SpecError
+from ratrain.models.functions.dropout import Drawn
 from ratrain.models.graphs import gradient_of_leaf, graph_of
 from ratrain.models.micro_batch import MicroBatch
 from ratrain.models.own.modules import KINDS, bare_module
@@ -64,7 +65,7 @@ def _traced(
     weights.attach_view(torch.empty(layout.size, dtype=dtype))
     weights.attach_gradient(torch.empty(layout.size))
     tokens = torch.zeros((micro_batch, sequence), dtype=torch.int64)
-    batch = MicroBatch(tokens, tokens)
+    batch = MicroBatch(tokens, tokens, drawn=Drawn(0.0, 0, 0, 0))
     shape = (0,) if kind == "embedding" else (micro_batch, sequence, spec.hidden)
     leaf = torch.empty(shape, dtype=dtype, requires_grad=True)
     with torch.no_grad():

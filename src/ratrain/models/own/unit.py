@@ -19,6 +19,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.describe.own import kind_of
 from ratrain.errors import SpecError
 from ratrain.models.functions.differentiable import differentiable
+from ratrain.models.functions.dropout import drawing
 from ratrain.models.micro_batch import MicroBatch
 from ratrain.models.own.modules import KINDS, shared_module
 from ratrain.models.parameters import UnitParameters
@@ -34,10 +35,12 @@ class OwnUnit:
     model: str
     kind: str
     hidden: int
+    name: str
     made: nn.Module | None = None  # what is called; None: as its model says
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        with _kept_by_place(weights) if torch.is_grad_enabled() else nullcontext():
+        keeps = _kept_by_place(weights) if torch.is_grad_enabled() else nullcontext()
+        with drawing(batch.drawn, self.name), keeps:
             output = self._called(weights, x, batch)
             return output.sum(dtype=torch.float32) if self.kind == "head" else output
 
@@ -92,7 +95,7 @@ class OwnUnit:
 
 def own_unit(spec: ModelSpec, name: str, layout: UnitParameters) -> OwnUnit:
     """Unit "e", "0" .. "L-1" or "h" of a user's model."""
-    return OwnUnit(layout, spec.name, kind_of(name), spec.hidden)
+    return OwnUnit(layout, spec.name, kind_of(name), spec.hidden, name)
 
 
 class _Logits(nn.Module):

@@ -291,8 +291,9 @@ def with_kinds_reversed(members: Sequence[Device]) -> tuple[Device, ...]:
 def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
     """Degrees that divide heads and every host's devices, so that no group leaves its host; where
     the backend divides everything, MLP and vocabulary too. Units that decide by themselves whether
-    to update are whole, and so are those of an optimizer that needs whole matrices."""
-    if job.train.overflow == "unit" or job.train.rule.whole:
+    to update are whole, and so are those of an optimizer that needs whole matrices, and where
+    something is dropped."""
+    if job.train.overflow == "unit" or job.train.rule.whole or job.train.dropout:
         return [1]
     hosts: dict[int, int] = {}
     for device in devices:

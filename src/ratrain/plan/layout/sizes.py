@@ -20,6 +20,7 @@ from ratrain.cost.precision import FP32, dtype_words, precision_of, travel_words
 from ratrain.cost.scratch import (
     buckets_scratch_bytes,
     compute_scratch_bytes,
+    dropped_scratch_bytes,
     kernels_scratch_bytes,
     lanes_scratch_bytes,
     masks_bytes,
@@ -274,6 +275,8 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
         if block.kind == "layer" and stores_scores(job):
             compute += stored_scratch_bytes(model, length, element, layout.tensor)
         compute += masks_bytes(model, length)
+    if job.train.dropout and block.kind != "head":
+        compute += dropped_scratch_bytes(model, length, size, element, job.runs_on)
     if job.backward_sends:
         compute += buckets_scratch_bytes(model, block.kind, length, size, element)
     apart = trains_tied(job) and layout.pipeline > 1

@@ -27,8 +27,8 @@ MLFLOW_URI = "MLFLOW_TRACKING_URI"
 
 
 def trackers(folder: Path) -> list[Tracker]:
-    """TensorBoard's where it is installed; Weights & Biases' where it is and has a project; MLflow's
-    where it is and has a place to track to."""
+    """TensorBoard's where it is installed; Weights & Biases' where it is and has a project;
+    MLflow's where it is and has a place to track to."""
     chosen: list[Tracker] = []
     if find_spec("tensorboard"):
         chosen.append(TensorBoard(folder / "tensorboard"))
@@ -138,8 +138,12 @@ class MLflow:
             known = self._client.search_runs(
                 [experiment.experiment_id], f"tags.`{mark}` = '{place}'", max_results=1
             )
-            run = known[0] if known else self._client.create_run(
-                experiment.experiment_id, run_name=folder.name, tags={mark: place}
+            run = (
+                known[0]
+                if known
+                else self._client.create_run(
+                    experiment.experiment_id, run_name=folder.name, tags={mark: place}
+                )
             )
             self._id: str = run.info.run_id
             self._client.update_run(self._id, status="RUNNING")
