@@ -17,7 +17,7 @@ from ratrain.describe.amounts import (
     WideWidth,
     Width,
 )
-from ratrain.describe.own import OwnUnits
+from ratrain.describe.own_units import OwnUnits
 from ratrain.describe.strict import Rule
 from ratrain.describe.tuning import Tuning
 from ratrain.errors import SpecError

@@ -8,40 +8,16 @@ Files hold its parameters' names and shapes: what checkpoints depend on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ratrain.describe.amounts import Name
-from ratrain.describe.strict import Rule
+from ratrain.describe.own_units import FIRST, LAST
 from ratrain.plugins import Registry
 
 if TYPE_CHECKING:
     from ratrain.describe.model import ModelSpec
 
-FIRST, LAST = "e", "h"
 FAMILY = "own"
 """What stands where other models have the name of their family."""
-
-
-@dataclass(frozen=True)
-class OwnTensor:
-    """A parameter of a unit, by its name in the unit's module."""
-
-    name: Name
-    shape: tuple[Annotated[int, Rule(low=1, high=1 << 31)], ...]
-
-
-@dataclass(frozen=True)
-class OwnUnits:
-    """The parameters of each of a model's units; those of all blocks are the same."""
-
-    first: tuple[OwnTensor, ...]
-    block: tuple[OwnTensor, ...]
-    last: tuple[OwnTensor, ...]
-
-    def shapes(self, unit: str) -> list[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of unit "e", "0" .. "L-1" or "h"."""
-        tensors = {FIRST: self.first, LAST: self.last}.get(unit, self.block)
-        return [(tensor.name, tensor.shape) for tensor in tensors]
 
 
 @dataclass(frozen=True)

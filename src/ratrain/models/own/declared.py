@@ -12,7 +12,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.own import FAMILY, OWN_MODELS, OwnTensor, OwnUnits, UnitCost
+from ratrain.describe.own import FAMILY, OWN_MODELS, UnitCost
+from ratrain.describe.own_units import OwnTensor, OwnUnits
 from ratrain.errors import SpecError
 from ratrain.models.own.modules import KINDS, module_at
 

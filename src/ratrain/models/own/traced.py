@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.own import FIRST, LAST, UnitCost, Work
+from ratrain.describe.own import UnitCost, Work
+from ratrain.describe.own_units import FIRST, LAST
 from ratrain.errors import SpecError
 from ratrain.models.functions.dropout import Drawn
 from ratrain.models.graphs import gradient_of_leaf, graph_of
