@@ -153,7 +153,7 @@ def dropped_scratch_bytes(
 ) -> int:
     """What dropout holds beside the rest of a unit: what it reads, its gradient, and that of what
     it was added to; of a piece the mask and what it is made of."""
-    piece = 1 << 16 if runs_on != "cuda" else PIECES["cuda"].product
+    piece = pieces_on(runs_on).product if is_gpu(runs_on) else 1 << 16
     elements = sequence * micro_batch * model.hidden
     return 3 * elements * element_bytes + 6 * 4 * min(piece, sequence * model.hidden)
 

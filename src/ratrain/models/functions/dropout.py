@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from ratrain.models.functions.chunks import CPU_KERNELS, chunk_elements
+from ratrain.describe.runs_on import is_gpu
+from ratrain.models.functions.chunks import chunk_elements
 from ratrain.models.functions.differentiable import differentiable
 
 _SPREAD, _MIX_1, _MIX_2 = -1640531535, -2048144789, -1028477387
@@ -133,7 +134,7 @@ def _keys(text: str) -> Keys:
 def _pieces(x: Tensor, keys: tuple[Keys, ...], rate: float) -> Iterator[tuple[int, slice, Tensor]]:
     """Pieces of each sequence's elements, and what each element is multiplied by, in x's dtype."""
     elements = x[0].numel()
-    fitting = AT_ONCE if x.device.type in CPU_KERNELS else chunk_elements(x)
+    fitting = chunk_elements(x) if is_gpu(x.device.type) else AT_ONCE
     at_once = min(fitting, elements)
     numbers = torch.arange(at_once, dtype=torch.int32, device=x.device)
     least, factor = round(rate * 2**32) - 2**31, 1 / (1 - rate)
