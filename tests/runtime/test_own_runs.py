@@ -22,11 +22,13 @@ from safetensors.torch import load_file
 from test_allocator import COUNTS, allocator_library
 from training import RankResult, train, train_rank
 
+from ratrain.describe.own import own_cost
 from ratrain.describe.presets import model_preset
 from ratrain.describe.train import TrainSpec
 from ratrain.errors import SpecError
 from ratrain.models.huggingface.reader import read_range
 from ratrain.models.initialise import initial_range
+from ratrain.models.own import OwnModel, declare_model
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.run.export import export_run
@@ -143,6 +145,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import own_models
 from ratrain.describe.own import own_cost
+from ratrain.describe.own import own_cost
 from ratrain.describe.presets import model_preset
 from ratrain.models.graphs import gradient_of_leaf, graph_of
 from ratrain.models.units import MicroBatch, unit_of
@@ -240,6 +243,42 @@ def test_a_run_of_own_modules_resumes_elsewhere_and_is_exported(
     layout = unit_layout(trained.spec, "2")
     read = read_range(tmp_path / "exported", trained.spec, "2", layout, 0, layout.size)
     assert torch.equal(read, trained.source("2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("statistics", "norm in the block of odd keeps statistics"),
+        ("pair", "gives tuple where"),
+        ("looks", "cannot be traced"),
+        ("mean", "gives \\(\\) where"),
+        ("number", "is a int"),
+    ],
+)
+def test_a_module_that_can_be_no_unit_is_refused_by_name(
+    kind: str, what: str, own_models: Any
+) -> None:
+    class Odd(own_models.Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            if kind == "statistics":
+                self.norm = torch.nn.BatchNorm1d(own_models.HIDDEN)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            if kind == "looks" and float(x.sum()) > 0:
+                return -x
+            return (x, x) if kind == "pair" else x
+
+    class Mean(own_models.Last):
+        def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return super().forward(x, targets).mean()
+
+    last = Mean if kind == "mean" else own_models.Last
+    block: Any = (lambda: 3) if kind == "number" else Odd
+    declare_model("odd", OwnModel(own_models.First, block, last, 2, own_models.HIDDEN, 300))
+    with pytest.raises(SpecError, match=what):
+        own_cost(model_preset("odd"), "head" if kind == "mean" else "layer", 16)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,16 @@ KINDS = {"embedding": "first", "layer": "block", "head": "last"}
 
 def module_at(name: str, kind: str, module: object) -> nn.Module:
     """A module that can be a unit; SpecError where it cannot."""
-    place = f"model {name}, {KINDS[kind]}"
+    place, which = f"model {name}", f"the {KINDS[kind]} of {name}"
     if not isinstance(module, nn.Module):
-        raise SpecError(f"gives a {type(module).__name__}", place=place, fix="return an nn.Module")
+        raise SpecError(
+            f"{which} is a {type(module).__name__}", place=place, fix="return an nn.Module"
+        )
     for path, inner in module.named_modules():
         if isinstance(inner, _NormBase) and inner.track_running_stats:
             raise SpecError(
-                f"{path or type(inner).__name__} keeps statistics of the batches that it has seen, "
-                "which would differ from layout to layout",
+                f"{path or type(inner).__name__} in {which} keeps statistics of the batches that it "
+                "has seen, which would differ from layout to layout",
                 place=place,
                 fix="use track_running_stats=False, or a norm of each token (LayerNorm, RMSNorm)",
             )
