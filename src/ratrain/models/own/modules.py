@@ -27,8 +27,8 @@ def module_at(name: str, kind: str, module: object) -> nn.Module:
     for path, inner in module.named_modules():
         if isinstance(inner, _NormBase) and inner.track_running_stats:
             raise SpecError(
-                f"{path or type(inner).__name__} in {which} keeps statistics of the batches that it "
-                "has seen, which would differ from layout to layout",
+                f"{path or type(inner).__name__} in {which} keeps statistics of the batches that "
+                "it has seen, which would differ from layout to layout",
                 place=place,
                 fix="use track_running_stats=False, or a norm of each token (LayerNorm, RMSNorm)",
             )
