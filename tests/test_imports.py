@@ -80,7 +80,8 @@ FLOORS = {
         ("price",),
         ("case",),
         ("draft",),
-        ("search", "orders"),
+        ("search",),
+        ("orders",),
         ("words",),
     ),
 }
