@@ -10,6 +10,7 @@ from typing import Any
 
 from ratrain.cost.algorithms import ALGORITHMS
 from ratrain.describe.optimizers import OPTIMIZERS
+from ratrain.describe.own import OWN_MODELS
 from ratrain.describe.runs_on import RUNS_ON
 from ratrain.plan.price.durations import OWN_COSTS
 from ratrain.plan.price.trial import proof
@@ -29,6 +30,7 @@ TABLES: tuple[dict[str, Any] | Registry[Any], ...] = (
     ALGORITHMS,
     MOVES,
     OPTIMIZERS,
+    OWN_MODELS,
     RUNS_ON,
 )
 

@@ -194,6 +194,7 @@ class Setting:
     unlike: tuple[Unlike, ...] = ()  # a plan file beside the job has these replicas
     serving: tuple[tuple[str, ...], ...] = ()  # of one replica: what members of each stage serve
     serving_at: tuple[tuple[int, ...], ...] = ()  # the members' tensor degrees; (): as the setting
+    own: str | None = None  # a declared model of own modules, in place of the config.json
     idle: int = 0  # devices of the job that the plan names nowhere
     plan_text: str | None = None  # a plan file as it is, of so many `planned_ranks`
     planned_ranks: int = 0
@@ -323,6 +324,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         **dict(setting.train),
     }
     model = f"{setting.model_file}/config.json" if setting.model_file else "config.json"
+    model = setting.own or model
     tables = {
         "model": {"name": model, "sequence_length": setting.sequence_length},
         "cluster": {"name": "cluster.toml", "devices": setting.world_size + setting.idle},

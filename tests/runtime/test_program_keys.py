@@ -48,6 +48,7 @@ OTHER = {
     "train.freeze": '["embed_tokens"]',
     "train.train_only": '["*norm"]',
     "train.lora": "{ rank = 4 }",
+    "train.dropout": "0.1",
     "schedule.recover_heads": "true",
     "schedule.collective": '"ring"',
     "schedule.attention": '"stored"',

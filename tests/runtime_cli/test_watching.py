@@ -159,6 +159,18 @@ def test_weights_and_biases_is_used_only_where_installed_and_asked_for(
     assert trackers.wandb_project() == ""
 
 
+def test_mlflow_is_used_only_where_installed_and_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(trackers.MLFLOW_URI, "file:///nowhere")
+    assert trackers.mlflow_uri() == ""  # not installed here
+    (tmp_path / "mlflow.py").write_text("")  # stands in for the package, for this check alone
+    monkeypatch.syspath_prepend(tmp_path)
+    assert trackers.mlflow_uri() == "file:///nowhere"
+    monkeypatch.delenv(trackers.MLFLOW_URI)
+    assert trackers.mlflow_uri() == ""
+
+
 # ---- merging and itemising --------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ratrain.cost.blocks import ELEMENT_BYTES
 from ratrain.describe.model import Experts, ModelSpec
+from ratrain.describe.own import own_cost
 
 
 def layer_activations(
@@ -21,8 +22,11 @@ def layer_activations(
     Norms before attention and a gated MLP, tensor = 1: 2 S b (6h + 2 kv + 3f), where q = h. Tensor
     parallelism divides what is between its two GEMMs; sequence parallelism divides the rest too.
     Of experts each rank keeps what it would if it had to compute every token's choice, as far as it
-    has so many.
+    has so many. Of modules of one's own: what autograd keeps.
     """
+    if model.own:
+        kept = own_cost(model, "layer", sequence, micro_batch).kept_bytes
+        return {"input": checkpoint_bytes(model, sequence, micro_batch), "kept": kept}
     whole = tensor if sequence_parallel else 1
     h, q, kv = model.hidden, model.query_hidden, model.kv_hidden
     outside, inside = {"input": h}, {"q": q, "k": kv, "v": kv, "attention_out": q}

@@ -17,6 +17,7 @@ from math import prod
 from typing import Literal
 
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.own import Work, own_cost
 from ratrain.describe.trained import EMBEDDING, HEAD, unit_parameters
 
 BlockKind = Literal["embedding", "layer", "head"]
@@ -84,6 +85,8 @@ class Block:
 
     def forward_flops(self, tokens: int, sequence: int, *, causal: bool = True) -> Flops:
         """FLOPs of the forward pass over `tokens` tokens in sequences of `sequence`."""
+        if self.model.own:
+            return _flops(self.own_work(tokens, sequence)[0])
         if self.kind == "embedding":
             return Flops(0, 0)
         weights = sum(t.used(self.model) for t in self.tensors)
@@ -93,15 +96,23 @@ class Block:
         return Flops(2 * tokens * weights, full / 2 if causal else full)
 
     def input_gradient_flops(self, tokens: int, sequence: int, *, causal: bool = True) -> Flops:
-        """FLOPs of the backward pass towards the block's input (Zero Bubble's B)."""
+        """FLOPs of the backward pass towards the block's input (Zero Bubble's B). Modules of one's
+        own compute their weights' gradients in it too."""
+        if self.model.own:
+            return _flops(self.own_work(tokens, sequence)[1])
         forward = self.forward_flops(tokens, sequence, causal=causal)
         return Flops(forward.gemm, 2 * forward.attention)
 
     def weight_gradient_flops(self, tokens: int, sequence: int) -> Flops:
         """FLOPs of the backward pass towards the block's weights (Zero Bubble's W)."""
-        if self.kind == "embedding":
+        if self.kind == "embedding" or self.model.own:
             return Flops(0, 0)
         return Flops(2 * tokens * sum(t.used(self.model) for t in self.trained), 0)
+
+    def own_work(self, tokens: int, sequence: int) -> tuple[Work, Work]:
+        """Forward and backward of a user's own module, in proportion to one sequence's."""
+        cost, times = own_cost(self.model, self.kind, sequence), tokens / sequence
+        return cost.forward.times(times), cost.backward.times(times)
 
     @property
     def sort(self) -> tuple[object, ...]:
@@ -111,7 +122,8 @@ class Block:
     def trained_share(self, *, of_matrices: bool = False) -> float:
         """How much of its parameters, or of its matrices' alone, is trained."""
         counted = [t for t in self.tensors if len(t.shape) > 1 or not of_matrices]
-        return sum(t.elements for t in counted if t.trained) / sum(t.elements for t in counted)
+        every = sum(t.elements for t in counted)
+        return sum(t.elements for t in counted if t.trained) / every if every else 1.0
 
     def backward_flops(self, tokens: int, sequence: int, *, causal: bool = True) -> Flops:
         """Both halves of the backward pass: twice the forward, where all is trained."""
@@ -120,7 +132,7 @@ class Block:
             inputs.gemm + self.weight_gradient_flops(tokens, sequence).gemm, inputs.attention
         )
 
-    def elementwise_bytes(self, tokens: int) -> int:
+    def elementwise_bytes(self, tokens: int, sequence: int) -> int:
         """Bytes that the forward's element-wise passes read and write, each pass fused.
 
         Layer: two norms (read, write: 2h each; four where there are some before and after; those of
@@ -131,6 +143,8 @@ class Block:
         Embedding: read and write h. Head: norm 2h, and cross-entropy, which reads the fp16
         logits and writes the fp32 probabilities (6 bytes x V).
         """
+        if self.model.own:
+            return int(self.own_work(tokens, sequence)[0].moved_bytes)
         h = self.model.hidden
         if self.kind == "embedding":
             return ELEMENT_BYTES * tokens * 2 * h
@@ -139,7 +153,7 @@ class Block:
         mlp = _inside(self.model, 3 if self.model.gated_mlp else 2, rows=5)
         return ELEMENT_BYTES * tokens * (6 * h + 2 * _normalised(self.model) + mlp)
 
-    def elementwise_backward_bytes(self, tokens: int) -> int:
+    def elementwise_backward_bytes(self, tokens: int, sequence: int) -> int:
         """Bytes of the backward's element-wise passes.
 
         Layer: two norms and two sums of gradients (two reads, write: 3h each), gated MLP (three
@@ -148,6 +162,8 @@ class Block:
         Embedding: read the gradient, read and write the rows (3h). Head: norm 3h, and fp32
         probabilities to fp16 gradients (6 V).
         """
+        if self.model.own:
+            return int(self.own_work(tokens, sequence)[1].moved_bytes)
         h = self.model.hidden
         if self.kind == "embedding":
             return ELEMENT_BYTES * tokens * 3 * h
@@ -155,6 +171,10 @@ class Block:
             return tokens * (ELEMENT_BYTES * 3 * h + 6 * self.model.vocab)
         mlp = _inside(self.model, 5 if self.model.gated_mlp else 3, rows=11)
         return ELEMENT_BYTES * tokens * (6 * h + 3 * _normalised(self.model) + mlp)
+
+
+def _flops(work: Work) -> Flops:
+    return Flops(work.gemm_flops, work.attention_flops)
 
 
 def _inside(model: ModelSpec, passes: int, *, rows: int) -> int:

@@ -102,7 +102,7 @@ def block_times(
 
 def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> BlockTimes:
     """By the kernel model, or by one rate for products of every shape."""
-    if device.kernels is not None:
+    if device.kernels is not None and not block.model.own:
         times_s = gpu_block_s(block, device, device.kernels, dtype, shape)
         return BlockTimes(*times_s, sums_inside=device.kernels.blocking_sums)
     tokens, sequence, tensor = shape.tokens, shape.sequence, shape.tensor
@@ -118,25 +118,28 @@ def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> Blo
         passes_s = passes_bytes * wider / device.elementwise_bytes_per_s
         return (products_s + passes_s) / tensor + launches * device.launch_s
 
-    launches = _launches(block, tensor)
+    launches = _launches(block, tokens, sequence, tensor)
     forward = block.forward_flops(tokens, sequence)
     backward = block.input_gradient_flops(tokens, sequence)
     if shape.execution.recompute_attention:  # the product of queries and keys again
         backward = Flops(backward.gemm, backward.attention + forward.attention / 2)
-    passes_bytes = block.elementwise_backward_bytes(tokens)
+    passes_bytes = block.elementwise_backward_bytes(tokens, sequence)
     input_s = seconds(backward, passes_bytes, launches[1], "attention backward")
     weight_s = seconds(block.weight_gradient_flops(tokens, sequence), 0, launches[2])
     return BlockTimes(
-        seconds(forward, block.elementwise_bytes(tokens), launches[0]),
+        seconds(forward, block.elementwise_bytes(tokens, sequence), launches[0]),
         input_s,
         weight_s,
         split_s=SPLIT_SHARE * (input_s + weight_s) + device.launch_s,
     )
 
 
-def _launches(block: Block, tensor: int) -> tuple[float, float, float]:
+def _launches(block: Block, tokens: int, sequence: int, tensor: int) -> tuple[float, float, float]:
     """The kernels of a block; of each expert that a rank has some more: rows gathered, its
     products, its activation, rows added."""
+    if block.model.own:
+        passes = block.own_work(tokens, sequence)
+        return passes[0].kernels, passes[1].kernels, 0
     forward, inputs, weights = LAUNCHES[block.kind]
     experts = block.model.experts if block.kind == "layer" else None
     here = experts.count / tensor if experts else 0
@@ -159,7 +162,7 @@ def _as_measured(
     are, and of the weights' half counted what is trained."""
     tokens = micro_batch * sequence
     inputs = block.input_gradient_flops(tokens, sequence).total
-    weights = block.forward_flops(tokens, sequence).gemm
+    weights = 0.0 if block.model.own else block.forward_flops(tokens, sequence).gemm
     weight_s = known.backward_s * (weights / (inputs + weights) if weights else 0.0)
     update_s = known.entry.update_s
     return BlockTimes(

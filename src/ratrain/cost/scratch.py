@@ -148,6 +148,16 @@ def masks_bytes(model: ModelSpec, sequence: int) -> int:
     return 7 * sequence**2 if model.window is not None and model.window < sequence else 0
 
 
+def dropped_scratch_bytes(
+    model: ModelSpec, sequence: int, micro_batch: int, element_bytes: int, runs_on: str = "cpu"
+) -> int:
+    """What dropout holds beside the rest of a unit: what it reads, its gradient, and that of what
+    it was added to; of a piece the mask and what it is made of."""
+    piece = pieces_on(runs_on).product if is_gpu(runs_on) else 1 << 16
+    elements = sequence * micro_batch * model.hidden
+    return 3 * elements * element_bytes + 6 * 4 * min(piece, sequence * model.hidden)
+
+
 def stored_scratch_bytes(
     model: ModelSpec, sequence: int, element_bytes: int, tensor: int = 1
 ) -> int:

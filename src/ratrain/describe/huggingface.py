@@ -101,7 +101,9 @@ def require_family(model: ModelSpec) -> Family:
 
 def config_of(model: ModelSpec, end_id: int | None = None) -> dict[str, Any]:
     """A config.json of a model, for a tokenizer that ends texts with `end_id`; SpecError where no
-    family can say it."""
+    family can say it. A model of one's own says its name: its modules are in no folder."""
+    if model.own:
+        return {"model_type": model.family, "_name_or_path": model.name}
     family = require_family(model)
     return {
         "architectures": [family.architecture],

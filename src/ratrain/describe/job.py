@@ -232,13 +232,13 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         """The model is trained as [train] says. What its router chooses is not known before, so
-        nothing of experts is recorded."""
+        nothing of experts is recorded, nor what others' modules do."""
         spec, train = self.model.spec, self.train
         balance = spec.balance_loss if train.balance_loss is None else train.balance_loss
         trained = replace(spec, tuning=train.tuning, balance_loss=balance)
         if trained != spec:
             object.__setattr__(self, "model", replace(self.model, spec=trained))
-        if spec.experts and train.graphs:
+        if (spec.experts or spec.own or train.dropout) and train.graphs:
             object.__setattr__(self, "train", replace(train, graphs=False))
 
     @cached_property

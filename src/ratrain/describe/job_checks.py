@@ -92,6 +92,15 @@ def _check_tuning(place: Place, chosen: ModelChoice, train: TrainSpec) -> None:
         )
 
 
+def _check_dropout(place: Place, layout: LayoutSpec, train: TrainSpec) -> None:
+    if train.dropout and layout.tensor > 1:
+        raise SpecError(
+            "nothing is dropped in a tensor group yet",
+            place=str(place.at("train", "dropout")),
+            fix="use tensor = 1, or leave dropout out",
+        )
+
+
 def _check_dtype(place: Place, schedule: ScheduleSpec) -> None:
     here, dtype, faults = place.at("schedule"), schedule.dtype, Faults()
     with faults:
@@ -260,6 +269,12 @@ def _check_sequence(
 
 def check_heads(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
     """Refuses a tensor degree that does not divide attention heads."""
+    if model.own and layout.tensor > 1:
+        raise SpecError(
+            f"{model.name} is made of modules of your own, which no tensor group divides",
+            place=str(here.at("tensor")),
+            fix="use tensor = 1",
+        )
     for what, count in (("heads", model.heads), ("kv_heads", model.kv_heads)):
         if count % layout.tensor:
             degrees = [d for d in range(1, count + 1) if count % d == 0]
@@ -384,6 +399,7 @@ _CHECKS = (
     Check(("cluster", "schedule"), _check_budget),
     Check(("layout", "cluster"), _check_degrees),
     Check(("layout", "model"), _check_division),
+    Check(("layout", "train"), _check_dropout),
     Check(("layout", "model", "schedule"), _check_sequence),
     Check(("layout", "batch"), _check_batch),
     Check(("layout", "batch"), _check_joined),

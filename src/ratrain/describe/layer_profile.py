@@ -33,8 +33,11 @@ class BlockShape:
     vocab: WidthOrNone = 0  # of an embedding or a head
     experts: HeadsOrNone = 0  # of a layer that has some
     chosen: HeadsOrNone = 0  # of them, for each token
+    own: Annotated[str, Rule(high=255)] = ""  # a model of one's own modules, by its name
 
     def __str__(self) -> str:
+        if self.own:
+            return f"hidden {self.hidden}, {self.own}'s own"
         if self.vocab:
             return f"hidden {self.hidden}, vocabulary {self.vocab}"
         kind = "" if self.gated_mlp else "plain "
@@ -103,7 +106,7 @@ class LayerProfile:
 
     def __post_init__(self) -> None:
         for key in ("ffn", "heads") if self.block == "layer" else ("vocab",):
-            if not getattr(self.shape, key):
+            if not self.shape.own and not getattr(self.shape, key):
                 raise self._wrong("shape", f"its shape lacks {key}", f"add {key} to shape")
         if not self.times:
             raise self._wrong("times", "it has no times", "add times")
@@ -161,6 +164,8 @@ class LayerProfile:
 
 def shape_of(model: ModelSpec, block: BlockName) -> BlockShape:
     """The shape of a model's layer, embedding or head."""
+    if model.own:
+        return BlockShape(model.hidden, own=model.name)
     if block != "layer":
         return BlockShape(model.hidden, vocab=model.vocab)
     shape = BlockShape(

@@ -17,6 +17,7 @@ from ratrain.describe.amounts import (
     WideWidth,
     Width,
 )
+from ratrain.describe.own_units import OwnUnits
 from ratrain.describe.strict import Rule
 from ratrain.describe.tuning import Tuning
 from ratrain.errors import SpecError
@@ -104,6 +105,7 @@ class ModelSpec:
     experts: Experts | None = None  # Mixtral, Qwen3-MoE: of each layer, in place of an MLP
     balance_loss: Annotated[float, Rule(low=0, high=100)] = 0.0  # weight of the experts' balance
     tuning: Tuning | None = None  # what a job trains of it; None: everything
+    own: OwnUnits | None = None  # a user's own modules: no field but sizes says what they compute
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -144,6 +146,7 @@ ADDED = frozenset(
         *("rope_scaling", "rotary_share", "norm_places", "norm_plus_one", "qk_norm", "window"),
         *("global_layers", "local_rope_theta", "attention_scale", "attention_softcap"),
         *("logit_softcap", "scaled_embedding", "experts", "balance_loss", "tuning"),
+        "own",
     )
 )
 """Fields that earlier versions did not have."""

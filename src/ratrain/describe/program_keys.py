@@ -94,6 +94,7 @@ PROGRAM_KEYS = (
     ProgramKey("train", "freeze"),
     ProgramKey("train", "train_only"),
     ProgramKey("train", "lora"),
+    ProgramKey("train", "dropout", matters=bool),
     ProgramKey("schedule", "recover_heads", decided=True),
     ProgramKey("schedule", "collective", meant=lambda job: job.collective),
     ProgramKey("schedule", "attention"),

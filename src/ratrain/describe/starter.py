@@ -180,6 +180,7 @@ def _train(s: Starter) -> _Table:
             _Line("outer_momentum", 0.9, "of the same"),
             _Line("clip_norm", 1.0, "global norm of the gradient; default: no clipping", True),
             _Line("weight_decay", 0.1, "of matrices only"),
+            _Line("dropout", 0.0, "of what layers add, and of the embedding"),
             _Line("optimizer", "adamw", "or adamw-8bit, sgd, lion, adafactor, muon"),
             _Line("beta1", 0.9, ""),
             _Line("beta2", 0.95, ""),

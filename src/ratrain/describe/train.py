@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from ratrain.describe.amounts import (
+    BelowOne,
     Count,
     FileName,
     Fraction,
@@ -55,6 +56,9 @@ class TrainSpec:
     warmup_steps: Natural = 0  # linear, from zero
     final_rate: Part = 0.1  # of the learning rate, at the last step; not for "constant"
     decay_part: Fraction = 0.2  # of the steps, the last ones, in which "wsd" falls linearly
+    # of each layer's additions to the residual, and of the embedding, what is set to zero: by
+    # where it is in the run, so the same in every layout; a config.json's own rates are not read
+    dropout: BelowOne = 0.0
     weight_decay: NotNegative = 0.1  # of matrices; vectors (norms, biases) do not decay
     # "adamw", "adamw-8bit", "sgd", "lion", "adafactor", "muon" or one of a plugin's; it brings keys
     # of its own

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ratrain.describe.family import Numbered, Packed
 from ratrain.describe.huggingface import require_family
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.own import name_in_files
 from ratrain.describe.parameters import (
     EXPERTS,
     ROUTER,
@@ -68,7 +69,7 @@ def unit_parameters(model: ModelSpec, unit: str) -> tuple[Given, ...]:
 def adapters(model: ModelSpec, unit: str) -> tuple[Adapter, ...]:
     """The adapters of a unit: a layer's, in the order of its matrices."""
     lora = model.tuning and model.tuning.lora
-    if not lora or unit in (EMBEDDING, HEAD):
+    if not lora or model.own or unit in (EMBEDDING, HEAD):
         return ()
     family = require_family(model)
     made: list[Adapter] = []
@@ -96,6 +97,8 @@ def is_adapter(parameter: str) -> bool:
 def names_in_files(model: ModelSpec, unit: str, parameter: str) -> list[str]:
     """What Hugging Face's files call the tensor that holds a parameter; a tied matrix has the names
     of both of its ends, a stack those of all its matrices."""
+    if model.own:
+        return [name_in_files(unit, parameter)]
     if model.tied_embeddings and parameter in _TIED:
         tensors = require_family(model).tensors
         return [f"{tensors[module]}.weight" for module in _TIED]
@@ -121,6 +124,12 @@ def check_tuning(model: ModelSpec, place: Place) -> None:
             f"{given[0]} and {given[1]} both say what is trained",
             place=str(place.at(given[1])),
             fix="keep one of them: lora trains adapters alone",
+        )
+    if tuning.lora is not None and model.own:
+        raise SpecError(
+            f"{model.name} is made of modules of your own, which have no adapters",
+            place=str(place.at("lora")),
+            fix="use freeze or train_only, or write the adapters in your modules",
         )
     if tuning.lora is not None:
         _check_targets(model, tuning.lora, place)
@@ -200,6 +209,8 @@ def _units(model: ModelSpec) -> Iterator[str]:
 
 
 def _shapes(model: ModelSpec, unit: str) -> Shapes:
+    if model.own:
+        return model.own.shapes(unit)
     if unit == EMBEDDING:
         return embedding_parameters(model)
     return head_parameters(model) if unit == HEAD else layer_parameters(model)

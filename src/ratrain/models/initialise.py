@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.trained import LORA_A, LORA_B
+from ratrain.models.own.modules import first_parameters
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD
 
@@ -58,10 +59,14 @@ def initial_range(
     memory beside the range's.
     """
     flat = torch.zeros(end - begin)
+    own = first_parameters(spec, unit_name, _seed_of(seed, unit_name, "")) if spec.own else {}
     for parameter, low, high in layout.overlaps(begin, end):
         if adapters_alone and not parameter.adapts:
             continue
-        whole = initial_parameter(spec, unit_name, parameter.name, parameter.whole_shape, seed)
+        whole = own.get(parameter.name)
+        if whole is None:
+            shape = parameter.whole_shape
+            whole = initial_parameter(spec, unit_name, parameter.name, shape, seed)
         at = parameter.offset + low - begin
         flat[at : at + high - low] = whole[parameter.window].reshape(-1)[low:high]
     return flat

@@ -11,6 +11,8 @@ from torch import Tensor
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.cached import KeptKeys, layer_onward
+from ratrain.models.micro_batch import MicroBatch
+from ratrain.models.own.unit import OwnUnit
 from ratrain.models.shapes import HEAD, unit_names
 from ratrain.models.units import Embedding, Head, Layer, unit_of
 from ratrain.models.weights import Weights
@@ -22,7 +24,8 @@ class Reader:
     def __init__(
         self, spec: ModelSpec, weights: Mapping[str, Weights], sequence_length: int
     ) -> None:
-        self._weights = weights
+        self._weights, self._own = weights, spec.own is not None
+        self._text: list[Tensor] = []  # of a model of one's own, which reads all of it each time
         self._units = {
             name: unit_of(spec, name, sequence_length=sequence_length) for name in unit_names(spec)
         }
@@ -31,14 +34,18 @@ class Reader:
     @property
     def length(self) -> int:
         """Tokens read since the last `forget`."""
+        if self._own:
+            return sum(tokens.shape[1] for tokens in self._text)
         return self._kept["0"].length if self._kept else 0
 
     def forget(self) -> None:
         """Begins a new text."""
-        self._kept = {}
+        self._kept, self._text = {}, []
 
     def read(self, tokens: Tensor) -> Tensor:
         """Logits [b, V] of the token after the last; one token at a time after the first call."""
+        if self._own:
+            return self._read_all(tokens)
         x, first = torch.empty(0), self.length
         with torch.no_grad():
             for name, unit in self._units.items():
@@ -52,6 +59,18 @@ class Reader:
                 elif isinstance(unit, Embedding):
                     x = unit.onward(weights, x, tokens, first)
         raise AssertionError("a model ends with a head")
+
+    def _read_all(self, tokens: Tensor) -> Tensor:
+        """The same by modules that keep nothing of what they have read."""
+        self._text.append(tokens)
+        batch, x = MicroBatch(whole := torch.cat(self._text, 1), whole), torch.empty(0)
+        with torch.no_grad():
+            for name, unit in self._units.items():
+                if name == HEAD:
+                    assert isinstance(unit, OwnUnit)
+                    return unit.logits(self._weights[name], x[:, -1:])[:, 0]
+                x = unit.forward(self._weights[name], x, batch)
+        raise AssertionError("a model ends with a last unit")
 
 
 def sample(
@@ -80,7 +99,7 @@ def sample(
     # Room for no more keys than will be read: a context may be far longer than the text.
     sequence_length = min(sequence_length, len(prompt) + count)
     reader = Reader(spec, weights, sequence_length)
-    device = weights[HEAD]["head.logits"].device
+    device = next(flat.device for flat in weights[HEAD].flats if flat is not None)
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)
     unread = text[-sequence_length:]

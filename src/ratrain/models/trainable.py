@@ -19,6 +19,8 @@ SCALINGS = ("linear", "llama3", "yarn", "longrope")
 def trains(model: ModelSpec) -> str | None:
     """None where the model can be trained; else what of it cannot."""
     reasons = list[str]()
+    if model.own:
+        return None
     if model.activation not in ACTIVATIONS:
         reasons.append(f"activation = {model.activation!r}")
     if model.position == "none":

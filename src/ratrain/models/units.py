@@ -14,21 +14,17 @@ from ratrain.models.embedding import Embed, EmbeddingPlan, embedding_plan
 from ratrain.models.experts import Balance
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.differentiable import differentiable
+from ratrain.models.functions.dropout import dropped
 from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan
+from ratrain.models.micro_batch import MicroBatch
 from ratrain.models.mlp_block import MlpBlock, MlpPlan, mlp_plan
+from ratrain.models.own.unit import own_unit
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD, unit_layout
 from ratrain.models.tensor_group import TensorGroup, division_of
 from ratrain.models.weights import Weights
 
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Token numbers [b, S] int64, and for each the one to follow; -100: not counted."""
-
-    tokens: Tensor
-    targets: Tensor
-    loss_weight: float = 1.0  # what backward multiplies each token's loss by
+__all__ = ["MicroBatch"]
 
 
 class Unit(Protocol):
@@ -55,7 +51,7 @@ class Embedding:
     plan: EmbeddingPlan
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        return self.onward(weights, x, batch.tokens, 0)
+        return dropped(self.onward(weights, x, batch.tokens, 0), batch.drawn, EMBEDDING, 0)
 
     def onward(self, weights: Weights, x: Tensor, tokens: Tensor, first: int) -> Tensor:
         """The same for tokens [b, n] of which the first of each sequence has position `first`."""
@@ -70,6 +66,7 @@ class Layer:
     plan: AttentionPlan
     mlp: MlpPlan
     parallel: bool = False
+    name: str = "0"
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
         sequences, length = batch.tokens.shape
@@ -80,8 +77,10 @@ class Layer:
                 fix="raise the sequence length, or shorten the sequences",
             )
         between = differentiable(AttentionBlock, x, weights, self.plan, (sequences, length))
+        between = dropped(between, batch.drawn, self.name, 0, x)
         balance = self.mlp.inside.balance(batch.targets, batch.loss_weight)
-        return self.second_half(weights, x, between, balance)
+        output = self.second_half(weights, x, between, balance)
+        return dropped(output, batch.drawn, self.name, 1, between)
 
     def second_half(
         self, weights: Weights, x: Tensor, between: Tensor, balance: Balance | None = None
@@ -118,9 +117,11 @@ def unit_of(
     rank's part of it; `core`: how a layer's attention is computed."""
     division = division_of(group)
     layout = unit_layout(spec, name, division)
+    if spec.own:
+        return own_unit(spec, name, layout)
     if name == EMBEDDING:
         return Embedding(layout, embedding_plan(spec, group))
     if name == HEAD:
         return Head(layout, head_plan(spec, group))
     attention = attention_plan(spec, int(name), sequence_length, group, core)
-    return Layer(layout, attention, mlp_plan(spec, group), spec.parallel_residual)
+    return Layer(layout, attention, mlp_plan(spec, group), spec.parallel_residual, name)

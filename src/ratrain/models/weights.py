@@ -258,7 +258,8 @@ class Weights:
 
     def _sum(self, name: str, gradient: Tensor) -> None:
         for rows, into in self._places(name):
-            into.add_(gradient[rows])
+            given = gradient if into.dim() == gradient.dim() else gradient.flatten(0, -2)
+            into.add_(given[rows])
 
     def _rows(self, name: str, rows: Tensor, gradient: Tensor) -> None:
         if self._sink is None:

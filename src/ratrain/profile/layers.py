@@ -239,8 +239,10 @@ def profile_toml(entries: Sequence[LayerProfile], mark: Callable[[str], str]) ->
     lines: list[str] = []
     for entry in entries:
         shape = entry.shape
-        keys = {"hidden": shape.hidden, "vocab": shape.vocab}
-        if entry.block == "layer":
+        keys: dict[str, object] = {"hidden": shape.hidden, "vocab": shape.vocab}
+        if shape.own:
+            keys = {"hidden": shape.hidden, "own": f'"{shape.own}"'}
+        elif entry.block == "layer":
             keys = {
                 "hidden": shape.hidden,
                 "ffn": shape.ffn,

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.own import OWN_MODELS
 from ratrain.describe.profiles import profile_names, with_profiles
 from ratrain.describe.strict import load, nearest
 from ratrain.errors import SpecError
@@ -20,8 +21,8 @@ _DECLARED: Registry[ClusterSpec] = Registry("cluster")
 
 
 def model_names() -> tuple[str, ...]:
-    """Names of the model presets, sorted."""
-    return _names("models")
+    """Names of the model presets, and of models that others declare, sorted."""
+    return tuple(sorted((*_names("models"), *OWN_MODELS)))
 
 
 def cluster_names() -> tuple[str, ...]:
@@ -40,7 +41,11 @@ def declare_cluster(path: Path | str) -> None:
 
 
 def model_preset(name: str) -> ModelSpec:
-    """The model preset of that name."""
+    """The model of that name."""
+    if name not in _names("models"):
+        if name in OWN_MODELS:
+            return OWN_MODELS[name].spec(name)
+        raise _unknown("model", name, model_names())
     return _preset(ModelSpec, "models", name)
 
 

@@ -10,6 +10,7 @@ from math import prod
 from ratrain.describe.family import Family, Numbered, Packed
 from ratrain.describe.huggingface import require_family
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.own import name_in_files
 from ratrain.models.parameters import Parameter
 from ratrain.models.shapes import EMBEDDING, HEAD, unit_layout, unit_names
 
@@ -80,13 +81,15 @@ class FileNames:
 
     @property
     def embedding(self) -> str:
-        """The tensor that a tied head is read from."""
+        """The tensor that a tied head is read from; "": there is none."""
+        if self.spec.own:
+            return ""
         return f"{self.family.tensors[TABLE]}.weight"
 
     def parts_of(self, unit: str, parameter: Parameter) -> Iterator[Held]:
         """Where a parameter is that is here whole or in part: of a stack, matrix by matrix."""
         shape = parameter.whole_shape
-        if len(shape) < 3:
+        if self.spec.own or len(shape) < 3:
             yield Held(parameter, self.place_of(unit, parameter.name, shape))
             return
         count, first = parameter.shape[0], parameter.window[0].start
@@ -102,6 +105,8 @@ class FileNames:
     ) -> Stored:
         """Where a whole parameter is, or matrix `number` of a stack. A tied head is read from the
         embedding."""
+        if self.spec.own:
+            return Stored(name_in_files(unit, parameter), shape)
         if unit == HEAD and parameter == LOGITS and self.spec.tied_embeddings:
             unit, parameter = EMBEDDING, TABLE
         module, _, kind = parameter.rpartition(".")

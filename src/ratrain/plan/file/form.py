@@ -171,6 +171,7 @@ class PlanFile:
     freeze: tuple[Name, ...] = ()
     train_only: tuple[Name, ...] = ()
     lora: LoraSpec | None = None
+    dropout: Annotated[float, Rule(low=0, high=1)] = 0.0
     recover_heads: bool | None = None
     sequence_parallel: bool = False
     attention: Literal["flash", "stored"] = "flash"

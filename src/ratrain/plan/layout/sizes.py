@@ -20,6 +20,7 @@ from ratrain.cost.precision import FP32, dtype_words, precision_of, travel_words
 from ratrain.cost.scratch import (
     buckets_scratch_bytes,
     compute_scratch_bytes,
+    dropped_scratch_bytes,
     kernels_scratch_bytes,
     lanes_scratch_bytes,
     masks_bytes,
@@ -29,6 +30,7 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.optimizers import USUAL_OPTIMIZER, Matrix, matrices_of_stack
+from ratrain.describe.own import own_cost
 from ratrain.describe.units import counted, format_bytes
 from ratrain.program.replicas import Stage, Unit, stage
 from ratrain.program.tiers import TIER_WORDS
@@ -210,7 +212,7 @@ def stores_scores(job: JobSpec) -> bool:
 
 def _scores_bytes(job: JobSpec, layout: LayoutSpec) -> int:
     """What selective recovery frees in a layer, for one micro-batch."""
-    if not stores_scores(job):
+    if not stores_scores(job) or job.model.spec.own:
         return 0
     model, sequence, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
     if job.backend.keeps_scores:
@@ -270,20 +272,25 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
     element, gradient = precision.element_bytes, precision.gradient_bytes
     model, length, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
-    compute = compute_scratch_bytes(
-        model,
-        block.kind,
-        length,
-        size,
-        element,
-        layout.tensor,
-        gradient,
-        sequence_parallel=layout.sequence_parallel,
-        runs_on=job.runs_on,
-    )
-    if block.kind == "layer" and stores_scores(job):
-        compute += stored_scratch_bytes(model, length, element, layout.tensor)
-    compute += masks_bytes(model, length)
+    if model.own:
+        compute = own_cost(model, block.kind, length, size, job.schedule.dtype).scratch_bytes
+    else:
+        compute = compute_scratch_bytes(
+            model,
+            block.kind,
+            length,
+            size,
+            element,
+            layout.tensor,
+            gradient,
+            sequence_parallel=layout.sequence_parallel,
+            runs_on=job.runs_on,
+        )
+        if block.kind == "layer" and stores_scores(job):
+            compute += stored_scratch_bytes(model, length, element, layout.tensor)
+        compute += masks_bytes(model, length)
+    if job.train.dropout and block.kind != "head":
+        compute += dropped_scratch_bytes(model, length, size, element, job.runs_on)
     if job.backward_sends:
         compute += buckets_scratch_bytes(model, block.kind, length, size, element)
     apart = trains_tied(job) and layout.pipeline > 1
@@ -308,6 +315,8 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
 
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:
     model, sequence, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
+    if model.own:
+        return own_cost(model, block.kind, sequence, size, job.schedule.dtype).kept_bytes
     if block.kind == "layer":
         kept = layer_activation_bytes(
             model,

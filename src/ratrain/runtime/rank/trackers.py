@@ -1,4 +1,5 @@
-"""A run's figures for TensorBoard, and for Weights & Biases where that is installed and asked for.
+"""A run's figures for TensorBoard, and for Weights & Biases and MLflow where these are installed
+and asked for.
 
 Written by whoever follows the run: the launcher, or rank 0 where torchrun or another launcher
 started it.
@@ -14,21 +15,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ratrain.errors import SpecError
 from ratrain.readers.files import unwritable
 from ratrain.runtime.environment import FOLLOWED
 from ratrain.runtime.rank.rows import Row, Tracker, exposed_fraction, is_validation
 
 WANDB_PROJECT = "WANDB_PROJECT"
 """The environment variable that asks for Weights & Biases, as its own tools read it."""
+MLFLOW_URI = "MLFLOW_TRACKING_URI"
+"""The one that asks for MLflow. Its tools read MLFLOW_EXPERIMENT_NAME too, and credentials."""
 
 
 def trackers(folder: Path) -> list[Tracker]:
-    """TensorBoard's where it is installed; Weights & Biases' where it is and has a project."""
+    """TensorBoard's where it is installed; Weights & Biases' where it is and has a project;
+    MLflow's where it is and has a place to track to."""
     chosen: list[Tracker] = []
     if find_spec("tensorboard"):
         chosen.append(TensorBoard(folder / "tensorboard"))
     if wandb_project():
         chosen.append(WeightsAndBiases(folder))
+    if mlflow_uri():
+        chosen.append(MLflow(folder))
     return chosen
 
 
@@ -40,6 +47,11 @@ def own_trackers(folder: Path) -> list[Tracker]:
 def wandb_project() -> str:
     """The project that runs are logged to; "" where none is named or wandb is not installed."""
     return os.environ.get(WANDB_PROJECT, "") if find_spec("wandb") else ""
+
+
+def mlflow_uri() -> str:
+    """Where MLflow tracks to; "" where that is not said or mlflow is not installed."""
+    return os.environ.get(MLFLOW_URI, "") if find_spec("mlflow") else ""
 
 
 def scalars(row: Row) -> dict[str, float]:
@@ -111,3 +123,46 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow, with the run folder's name. One that goes on goes on there, too: it is found
+    by the folder's path."""
+
+    def __init__(self, folder: Path) -> None:
+        mlflow: Any = import_module("mlflow")
+        mark, place = "ratrain.folder", str(folder.resolve())
+        try:
+            experiment = mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", "Default"))
+            self._client: Any = mlflow.MlflowClient()
+            known = self._client.search_runs(
+                [experiment.experiment_id], f"tags.`{mark}` = '{place}'", max_results=1
+            )
+            run = (
+                known[0]
+                if known
+                else self._client.create_run(
+                    experiment.experiment_id, run_name=folder.name, tags={mark: place}
+                )
+            )
+            self._id: str = run.info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+        except Exception as error:  # its own, of its storage, or of the way there
+            raise SpecError(
+                f"MLflow cannot be written to: {str(error).splitlines()[0]}",
+                place=f"{MLFLOW_URI} {os.environ[MLFLOW_URI]}",
+                fix=f"start its server, or unset {MLFLOW_URI}",
+            ) from error
+        self._metric: Any = import_module("mlflow.entities").Metric
+
+    def write(self, row: Row) -> None:
+        """Sent in the background: a server that has gone away stops no step."""
+        at = int(row["time_s"] * 1000)
+        values = [
+            self._metric(name, value, at, row["step"] + 1) for name, value in scalars(row).items()
+        ]
+        self._client.log_batch(self._id, metrics=values, synchronous=False)
+
+    def close(self) -> None:
+        import_module("mlflow").flush_async_logging()
+        self._client.set_terminated(self._id)

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ratrain.describe.train import TrainSpec
+from ratrain.models.functions.dropout import Drawn
 from ratrain.models.head import IGNORED
 from ratrain.models.units import MicroBatch
 
@@ -42,6 +44,10 @@ class ReplicaBatches:
         tokens, targets = self._step(step)
         rows = slice(micro_batch * self._size, (micro_batch + joined) * self._size)
         return MicroBatch(tokens[rows], targets[rows])
+
+    def drawn(self, step: int, micro_batch: int, train: TrainSpec) -> Drawn:
+        """What a micro-batch's dropout follows from."""
+        return Drawn(train.dropout, train.seed, step, self._first + micro_batch * self._size)
 
     def counted(self, step: int) -> int:
         """How many of the replica's targets in a step count."""

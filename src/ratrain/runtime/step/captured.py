@@ -104,6 +104,9 @@ class StaticBatches:
                 held.step = step
         return MicroBatch(held.tokens, held.targets)
 
+    def drawn(self, step: int, micro_batch: int, train: TrainSpec) -> None:
+        """Nothing: what is replayed would drop the same in every step."""
+
 
 class CapturedOps:
     """Executes a rank's ops: those of compute as they were recorded."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ratrain.describe.train import TrainSpec
+from ratrain.models.functions.dropout import Drawn
 from ratrain.models.functions.rows import spread, summed
 from ratrain.models.graphs import Graph, gradient_of_leaf, graph_of
 from ratrain.models.tensor_group import TensorGroup
@@ -45,6 +46,8 @@ class Batches(Protocol):
     """Where a replica's micro-batches come from."""
 
     def micro_batch(self, step: int, micro_batch: int, joined: int = 1) -> MicroBatch: ...
+
+    def drawn(self, step: int, micro_batch: int, train: TrainSpec) -> Drawn | None: ...
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,9 @@ class RankOps(StateOps):
         batch = replace(
             self.batches.micro_batch(step, op.micro_batch, self._joined[op.stage]),
             loss_weight=self._loss_weight(step),
+            drawn=None
+            if self._setup.forward_only
+            else self.batches.drawn(step, op.micro_batch, self._train),
         )
         given = self._held.read(op, *INPUTS)
         leaf = self._no_input() if given is None else spread(given.detach(), self._group)
