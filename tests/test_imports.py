@@ -17,7 +17,7 @@ from ratrain.plan import PUBLIC
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 PLANNER = SOURCE / "plan"
 ORDER = (
-    ("errors", "compiled", "data", "proof", "ranges", "plugins", "controls", "extras"),
+    ("errors", "compiled", "data", "proof", "ranges", "plugins", "controls", "extras", "objects"),
     ("readers",),
     ("describe",),
     ("cost",),
@@ -36,7 +36,17 @@ ORDER = (
 )
 """From the ground up; a room may import those below it, and itself."""
 
-LOW = ("errors", "compiled", "proof", "ranges", "controls", "readers", "describe", "timeline")
+LOW = (
+    "errors",
+    "compiled",
+    "proof",
+    "ranges",
+    "controls",
+    "objects",
+    "readers",
+    "describe",
+    "timeline",
+)
 ONLY = {
     "chip": LOW,
     "transport": LOW,

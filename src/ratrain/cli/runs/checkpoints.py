@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import PATH, Whole
+from ratrain.cli.terminal.options import RUN, Whole
 
 if TYPE_CHECKING:
+    from ratrain.checkpoint.best import Best
     from ratrain.checkpoint.comparison import Difference
     from ratrain.checkpoint.listing import Listed
+    from ratrain.objects.remote import Location
 
 
 @click.command()
-@click.argument("folder", type=PATH, metavar="RUN|FOLDER|CHECKPOINT")
+@click.argument("folder", type=RUN, metavar="RUN|FOLDER|CHECKPOINT")
 @click.option("--verify", is_flag=True, help="Read all bytes and check their checksums.")
 @click.option(
     "--compare",
     "other",
-    type=PATH,
+    type=RUN,
     metavar="RUN|CHECKPOINT",
     help="Compare with this checkpoint, or this run's latest, bit by bit.",
 )
@@ -56,8 +58,8 @@ def command(
         _compare(folder, other, as_json)
         return
     from ratrain.checkpoint.best import read_best
-    from ratrain.checkpoint.folder import leftovers
-    from ratrain.checkpoint.listing import listed_at
+    from ratrain.checkpoint.folder import step_of
+    from ratrain.checkpoint.listing import listed_at, unfinished
     from ratrain.corpus.identity import data_of_state
     from ratrain.describe.lines import wrapped
 
@@ -65,9 +67,9 @@ def command(
     checkpoints = listed_at(folder)
     if verify:
         checkpoints = _verified(checkpoints)
-    partial = leftovers(folder)
+    partial = unfinished(folder)
+    best = read_best(folder if step_of(folder.resolve()) is None else folder.parent)
     if as_json:
-        best = read_best(folder)
         body = {
             "best_step": best.step if best else None,
             "checkpoints": [_row(checkpoint) for checkpoint in checkpoints],
@@ -88,7 +90,7 @@ def command(
             if data is not None and data != before:
                 click.echo(_data_line(data))
             before = data
-            click.echo(_line(checkpoint, verify))
+            click.echo(_line(checkpoint, verify, best))
         for path in partial:
             click.echo(f"{path.name:28}  unfinished: ignored")
         if not checkpoints and not partial:
@@ -104,7 +106,7 @@ def _none_words(folder: Path) -> str:
     return f"no checkpoints in {folder}{beside}"
 
 
-def _pruned(folder: Path, keep: int) -> list[Path]:
+def _pruned(folder: Path, keep: int) -> list[Location]:
     """What is removed so that `keep` checkpoints stay; in a run's folder only where it is ours."""
     from ratrain.checkpoint.folder import step_of
     from ratrain.checkpoint.listing import listed_at, prune
@@ -217,14 +219,12 @@ def _row(checkpoint: Listed) -> dict[str, Any]:
     }
 
 
-def _line(checkpoint: Listed, verified: bool) -> str:
-    from ratrain.checkpoint.best import read_best
+def _line(checkpoint: Listed, verified: bool, best: Best | None) -> str:
     from ratrain.describe.units import counted, format_bytes
 
     if checkpoint.manifest is None:
         return f"{checkpoint.path.name:15}DAMAGED\n  {checkpoint.problem}"
     ranks, elsewhere = len(checkpoint.manifest.files), _elsewhere(checkpoint)
-    best = read_best(checkpoint.path.parent)
     line = (
         f"{checkpoint.path.name:15}{'verified' if verified else 'complete'}"
         f"{format_bytes(checkpoint.manifest.size_bytes):>10}  {counted(ranks, 'rank'):>11}"
