@@ -68,7 +68,7 @@ ABOVE_ALL = ("runtime", "report", "api", "cli")
 
 TORCH_ROOMS = ("runtime", "models", "devices", "check", "graph")
 OPTIMIZERS = SOURCE / "describe" / "optimizers"
-TORCH_ADAPTERS = ("transport", "profile")
+TORCH_ADAPTERS = ("transport", "profile", "checkpoint")
 """The rooms that may import torch too, lazily, inside a function."""
 
 RUNTIME = ("step", "rank", "run")

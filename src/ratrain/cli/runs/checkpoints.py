@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import RUN, Whole
+from ratrain.cli.terminal.options import PATH, RUN, Whole
 
 if TYPE_CHECKING:
     from ratrain.checkpoint.best import Best
@@ -36,9 +36,27 @@ if TYPE_CHECKING:
     metavar="N",
     help="Remove all but the latest N complete ones.",
 )
+@click.option(
+    "--to-dcp",
+    type=PATH,
+    metavar="FOLDER",
+    help="Write the latest one as torch.distributed.checkpoint has it.",
+)
+@click.option(
+    "--from-dcp",
+    type=PATH,
+    metavar="FOLDER",
+    help="Put such a folder, of one you trust, into RUN as a checkpoint of its step.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
-    folder: Path, verify: bool, other: Path | None, keep: int | None, as_json: bool
+    folder: Path,
+    verify: bool,
+    other: Path | None,
+    keep: int | None,
+    to_dcp: Path | None,
+    from_dcp: Path | None,
+    as_json: bool,
 ) -> None:
     """List the checkpoints of a run, oldest first: step, state, size, ranks, age, and
     the text they were trained on. The argument is a run's folder, its checkpoints
@@ -63,6 +81,11 @@ def command(
     from ratrain.corpus.identity import data_of_state
     from ratrain.describe.lines import wrapped
 
+    if to_dcp is not None:
+        _to_dcp(folder, to_dcp)
+        return
+    if from_dcp is not None:
+        _from_dcp(folder, from_dcp)
     removed = _pruned(folder, keep) if keep else []
     checkpoints = listed_at(folder)
     if verify:
@@ -119,6 +142,41 @@ def _pruned(folder: Path, keep: int) -> list[Location]:
     command = "ratrain checkpoints --prune"
     with claimed_around(folder, command, lambda line: click.echo(line, err=True)):
         return list(prune(folder, keep))
+
+
+def _to_dcp(folder: Path, target: Path) -> None:
+    from ratrain.checkpoint.dcp import write_dcp
+    from ratrain.checkpoint.listing import checkpoint_at
+    from ratrain.checkpoint.reader import open_checkpoint
+    from ratrain.extras import require_package
+
+    require_package("torch")
+    checkpoint = open_checkpoint(checkpoint_at(folder), verify=False)
+    count = write_dcp(checkpoint, target)
+    click.echo(f"{checkpoint.path.name} as {count} tensors in {target}")
+
+
+def _from_dcp(run: Path, source: Path) -> None:
+    from ratrain.checkpoint.dcp import read_dcp
+    from ratrain.checkpoint.folder import url_of
+    from ratrain.errors import SpecError
+    from ratrain.extras import require_package
+    from ratrain.runtime.ownership import claimed_around
+    from ratrain.runtime.run.resume import require_run
+    from ratrain.runtime.run_folder import RunFolder
+
+    require_package("torch")
+    require_run(RunFolder(run))
+    if url_of(run) is not None:
+        raise SpecError(
+            "has its checkpoints at a URL",
+            place=str(run),
+            fix="begin a run with --from, and give --from-dcp its folder",
+        )
+    with claimed_around(
+        run, "ratrain checkpoints --from-dcp", lambda line: click.echo(line, err=True)
+    ):
+        read_dcp(source, run)
 
 
 def _verified(checkpoints: tuple[Listed, ...]) -> tuple[Listed, ...]:
