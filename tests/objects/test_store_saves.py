@@ -92,6 +92,7 @@ def test_cut_off_at_any_request_of_a_save_the_last_whole_checkpoint_is_read(
     assert request > 10
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("arrives", [False, True])
