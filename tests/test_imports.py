@@ -17,8 +17,9 @@ from ratrain.plan import PUBLIC
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 PLANNER = SOURCE / "plan"
 ORDER = (
-    ("errors", "compiled", "data", "proof", "ranges", "plugins", "controls", "extras", "objects"),
+    ("errors", "compiled", "data", "proof", "ranges", "plugins", "controls", "extras"),
     ("readers",),
+    ("objects",),
     ("describe",),
     ("cost",),
     ("timeline",),

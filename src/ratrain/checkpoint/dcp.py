@@ -15,10 +15,11 @@ from typing import Any
 
 from ratrain.checkpoint.entries import Entry
 from ratrain.checkpoint.folder import begin, commit, rank_path
-from ratrain.checkpoint.manifest import Meta
+from ratrain.checkpoint.manifest import Damage, Meta, meta_of
 from ratrain.checkpoint.reader import Checkpoint
 from ratrain.checkpoint.shard_writer import ShardWriter
-from ratrain.errors import CheckpointError
+from ratrain.errors import CheckpointError, SpecError
+from ratrain.readers.json import as_table, parse_json
 
 KEY = "ratrain"
 """The entry of a DCP folder that says which step of which model it is."""
@@ -60,7 +61,7 @@ def read_dcp(folder: Path, run: Path) -> Path:
         )
     said = {KEY: torch.empty(tuple(known[KEY].size), dtype=torch.uint8)}
     dcp.load(said, storage_reader=reader, no_dist=True)
-    meta = Meta(**json.loads(said[KEY].numpy().tobytes()))
+    meta = _meta(said[KEY].numpy().tobytes(), folder)
     names = [name for name in known if name != KEY]
     entries = {name: _entry(name, known[name], meta, folder) for name in names}
     partial = begin(run, meta.step)
@@ -71,6 +72,17 @@ def read_dcp(folder: Path, run: Path) -> Path:
             writer.write(entry.name, state[name].numpy())
         record = writer.finish()
     return commit(partial, [record], meta)
+
+
+def _meta(text: bytes, folder: Path) -> Meta:
+    try:
+        return meta_of(as_table(*parse_json(text, KEY))[0])
+    except (Damage, SpecError) as error:
+        raise CheckpointError(
+            f"its entry {KEY!r} cannot be read: {error}",
+            place=str(folder),
+            fix="change the values in a folder that `ratrain checkpoints --to-dcp` wrote",
+        ) from error
 
 
 def _entry(name: str, known: Any, meta: Meta, folder: Path) -> Entry:

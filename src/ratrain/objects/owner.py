@@ -16,9 +16,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from ratrain.errors import RunFailed, RunTaken, StoreError
+from ratrain.errors import RunFailed, RunTaken, SpecError, StoreError
 from ratrain.objects.client import Stores
 from ratrain.objects.remote import Remote
+from ratrain.readers.json import as_table, parse_json
 
 BEAT_S = 5.0
 SILENT_S = 20.0
@@ -125,10 +126,13 @@ def require_owner(stores: Stores, url: Remote, token: str) -> None:
 
 def _read(stores: Stores, owner: Remote) -> dict[str, Any]:
     """What the owner's object says; {} where there is none."""
+    text = stores.text(owner)
+    if text is None:
+        return {}
     try:
-        return json.loads(stores.text(owner) or "{}")
-    except ValueError:
-        return {"owner": "an unknown launch"}
+        return as_table(*parse_json(text, owner.url))[0]
+    except SpecError:
+        return {"owner": f"an unknown launch ({owner} does not say which)"}
 
 
 def _words(body: dict[str, Any]) -> str:
