@@ -36,9 +36,9 @@ from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import RatrainError
 from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.orders.schedules import Comparison, as_named, compare_schedules, layout_for
+from ratrain.plan.orders.schedules import Comparison, as_named, compare, laid_out, layout_for
 from ratrain.plan.orders.search import Limits
-from ratrain.plan.orders.searched import search_for
+from ratrain.plan.orders.searched import search_compared
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES
 from ratrain.simulate.long import simulate_proved
@@ -70,9 +70,9 @@ def _line(seed: int, job: JobSpec, seconds: float) -> float:
     layout = job.layout
     assert layout is not None
     began_s = time.process_time()
-    comparison = compare_schedules(job)
+    comparison = compare(laid_out(job))
     searching_s = time.process_time()
-    result = search_for(comparison, Limits(seconds, clock=time.process_time), seed)
+    result = search_compared(comparison, Limits(seconds, clock=time.process_time), seed)
     ended_s = time.process_time()
     best_s, name = min(_named(comparison))
     order, effort = result.order, result.effort

@@ -91,7 +91,8 @@ FLOORS = {
         ("price",),
         ("case",),
         ("draft",),
-        ("search", "orders"),
+        ("search",),
+        ("orders",),
         ("words",),
     ),
 }

@@ -28,9 +28,9 @@ from outcomes import Outcome, together
 
 from ratrain.lab import Lab
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.orders.schedules import compare_schedules
+from ratrain.plan.orders.schedules import compare, laid_out
 from ratrain.plan.orders.search import Limits
-from ratrain.plan.orders.searched import search_for
+from ratrain.plan.orders.searched import search_compared
 from ratrain.plan.words.searched import settings
 
 BASE = Case("", model="deep", steps=4, warm_up=1)
@@ -76,7 +76,7 @@ def entrants(case: Case, folder: Path, lab: Lab, seconds: float) -> Iterator[Ent
         case.write(there, measured)
         write_job(case, there)
     job = load_job(searched / "job.toml")
-    order = search_for(compare_schedules(job), Limits(seconds), seed=0).order
+    order = search_compared(compare(laid_out(job)), Limits(seconds), seed=0).order
     if order is None or order.named.predicted is None:
         sys.exit(f"{case.name}: the search found no order that is faster than the named ones")
     name, named_s = order.named.name, order.named.predicted.step_s

@@ -11,7 +11,7 @@ from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job, load_job_to_plan
 from ratrain.plan.layout.plan import Plan, plan_of_layout
 from ratrain.plan.layout.replica import PlacedReplica
-from ratrain.plan.price.trial import timed
+from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.tried import Timed
@@ -62,7 +62,7 @@ class Planned:
         new = plan_of_layout(
             job, place, old.strategy, old.mode, recovery=old.alike.recovery, buffer=old.buffer
         )
-        step_s, _ = timed(new)
+        step_s = step_s_of(new)
         return Planned(new, step_s or float("nan"))
 
     @property

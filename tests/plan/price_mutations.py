@@ -53,8 +53,16 @@ PRICED = (
     "plan/price/reductions.py",
     "plan/price/places.py",
     "plan/price/what_if.py",
+    "plan/draft/clock.py",
+    "plan/draft/draft.py",
+    "plan/draft/members_clock.py",
+    "plan/draft/parts.py",
+    "plan/draft/replicas.py",
+    "plan/draft/stages.py",
+    "simulate/costs.py",
 )
 TESTS = (
+    "tests/plan/test_pinned_prices.py",
     "tests/cost",
     "tests/plan/test_prices_by_hand.py",
     "tests/plan/test_tied_sums.py",

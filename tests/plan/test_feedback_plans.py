@@ -17,7 +17,7 @@ from ratrain.plan.file.form import load_plan, parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.search.known_plans import KnownPlans
+from ratrain.plan.search.every_plan import EveryPlan
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.words.explain import explain, explanation_text
 from ratrain.program.kind import Kind
@@ -80,9 +80,8 @@ def test_headline_facts_and_explanation_say_it() -> None:
     case = case_of(quickstart(*FED))
     assert WORDS in case.headline() and case.facts()["error_feedback"] is True
     assert case_of(quickstart(*BF16)).facts()["error_feedback"] is False
-    text = "\n".join(
-        explanation_text(explain(search_layouts(quickstart(*FED)).best.plan, KnownPlans(None)))
-    )
+    plan = search_layouts(quickstart(*FED)).best.plan
+    text = "\n".join(explanation_text(explain(plan, EveryPlan(plan.job, None, None))))
     assert "rounding residuals" in text and "r residuals" in text
 
 

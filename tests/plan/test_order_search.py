@@ -19,15 +19,15 @@ from ratrain.cli.main import main
 from ratrain.cli.programs.schedules import command
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
-from ratrain.errors import ProgramError, SpecError
+from ratrain.errors import SpecError
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.clock import OrderClock
 from ratrain.plan.orders.moves import Moves, critical_pieces
-from ratrain.plan.orders.schedules import compare_schedules
+from ratrain.plan.orders.schedules import compare, laid_out
 from ratrain.plan.orders.search import Limits
-from ratrain.plan.orders.searched import SearchResult, search_for
+from ratrain.plan.orders.searched import SearchResult, search_compared
 from ratrain.plan.orders.seeds import Pipeline, order_of, policies
 from ratrain.plan.words.searched import reasons
 from ratrain.plan.words.searched import settings as settings_of
@@ -53,7 +53,7 @@ def job_of(layout: LayoutSpec, skeleton: str = "1f1b", name: str = "ratrain") ->
 
 
 def searched(job: JobSpec, limits: Limits = FEW, seed: int = 0) -> SearchResult:
-    return search_for(compare_schedules(job), limits, seed)
+    return search_compared(compare(laid_out(job)), limits, seed)
 
 
 UNEQUAL = LayoutSpec(4, layers=(1, 3, 1, 3))
@@ -249,10 +249,10 @@ def pipelines(draw: st.DrawFn) -> JobSpec:
 def test_an_order_found_is_faster_than_all_named_ones_and_a_job_takes_it_from_its_file(
     job: JobSpec, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    comparison = compare_schedules(job)
+    comparison = compare(laid_out(job))
     if not any(row.predicted and row.predicted.fits for row in comparison.rows):
         return
-    order = search_for(comparison, Limits(seconds=600, evaluations=300), seed).order
+    order = search_compared(comparison, Limits(seconds=600, evaluations=300), seed).order
     if order is None:
         return
     path = tmp_path_factory.mktemp("orders") / "found.csv"
@@ -356,7 +356,7 @@ def test_a_number_that_no_search_takes_is_refused_with_those_that_it_takes(
 def test_a_program_of_several_steps_is_not_searched() -> None:
     job = load_job(JOB)
     averaging = replace(job.schedule, sharding=0, average_every=2, passes=("backward-recovery",))
-    compared = compare_schedules(replace(job, schedule=averaging))
-    with pytest.raises(ProgramError, match="several steps") as caught:
-        search_for(compared, FEW, 0)
+    compared = compare(laid_out(replace(job, schedule=averaging)))
+    with pytest.raises(SpecError, match="several steps") as caught:
+        search_compared(compared, FEW, 0)
     assert caught.value.place == f"{JOB} [schedule] average_every"

@@ -20,7 +20,7 @@ from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.fixed_orders import fixed_order
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.orders.board import Board
-from ratrain.plan.orders.of_plan import compare_orders
+from ratrain.plan.orders.schedules import LaidOut, compare
 from ratrain.plan.orders.seeds import order_of, policies
 from ratrain.program.kind import Lane
 from ratrain.program.skeletons import SKELETONS
@@ -77,7 +77,8 @@ def verb(*words: str) -> dict[str, Any]:
 
 def test_every_named_order_is_compared_on_the_plan_s_own_replicas(tmp_path: Path) -> None:
     path = plan_file(tmp_path, DEEP, FLAT)
-    orders = compare_orders(read(path), path)
+    plan = read(path)
+    orders = compare(LaidOut(plan.job, path, plan))
     named = {name for name, skeleton in SKELETONS.items() if skeleton.fixed is None}
     assert {row.order for row in orders.rows} == named
     steps = {row.order: row.predicted.step_s for row in orders.rows if row.predicted is not None}

@@ -13,7 +13,7 @@ from ratrain.cli.programs.schedules import command
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders import schedules
-from ratrain.plan.orders.schedules import Comparison, compare_schedules
+from ratrain.plan.orders.schedules import Comparison, compare, laid_out
 from ratrain.plan.words.schedules import compared_text
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES
@@ -25,7 +25,7 @@ JOB = EXAMPLES / "small.toml"
 
 @pytest.fixture(scope="module")
 def compared() -> Comparison:
-    return compare_schedules(load_job(JOB))
+    return compare(laid_out(load_job(JOB)))
 
 
 def test_every_strategy_and_every_compute_order_has_a_row(compared: Comparison) -> None:
@@ -79,7 +79,7 @@ def test_too_small_a_budget_is_told_row_by_row(tmp_path: Path) -> None:
     job = tmp_path / "tight.toml"
     text = JOB.read_text().replace("[schedule]", '[schedule]\nmemory_budget = "250MB"')
     job.write_text(text)
-    rows = {row.name: row for row in compare_schedules(load_job(job)).rows}
+    rows = {row.name: row for row in compare(laid_out(load_job(job))).rows}
     known = {name: row.predicted for name, row in rows.items() if row.predicted}
     assert known["ratrain"].fits
     assert not known["gpipe"].fits
@@ -90,7 +90,7 @@ def test_an_order_that_does_not_repeat_is_not_written_out_for_a_long_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schedules, "MOST_OPS", 10)
-    rows = {row.name: row for row in compare_schedules(load_job(JOB)).rows}
+    rows = {row.name: row for row in compare(laid_out(load_job(JOB))).rows}
     assert "a comparison allows 10" in rows["gpipe"].problem
     assert rows["1f1b"].predicted is not None
 
@@ -98,7 +98,7 @@ def test_an_order_that_does_not_repeat_is_not_written_out_for_a_long_batch(
 def test_a_job_s_own_order_is_that_of_its_own_row_alone() -> None:
     job = load_job(JOB)
     job = replace(job, schedule=replace(job.schedule, skeleton="gpipe", recovery="auto"))
-    orders = {row.name: row.order for row in compare_schedules(job).rows if row.predicted}
+    orders = {row.name: row.order for row in compare(laid_out(job)).rows if row.predicted}
     assert orders["ratrain"] == "gpipe"
     assert orders["1f1b"] == "1f1b" and orders["zb-h1"] == "zb-h1"
 

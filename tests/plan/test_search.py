@@ -17,7 +17,7 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.layout.plan import plan_of_row
-from ratrain.plan.price.trial import timed
+from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search.case_of_job import case_of_job
 from ratrain.plan.search.layouts import check, search_layouts
 from ratrain.plan.search.misfit import planned
@@ -43,7 +43,7 @@ def all_simulated(spec: JobSpec) -> list[float]:
         checked = check(group)
         for row in np.flatnonzero(checked.fits).tolist():
             plan = plan_of_row(group, row, checked.recovery[row])
-            step_s, _ = timed(plan)
+            step_s = step_s_of(plan)
             if step_s is not None:
                 steps_s.append(step_s)
     return steps_s

@@ -24,9 +24,10 @@ from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.enumerate import Group, groups_of
+from ratrain.plan.layout.compute_times import times_in_layout
+from ratrain.plan.layout.enumerate import Group, groups_of, kinds_of_block
 from ratrain.plan.layout.sizes import boundary_bytes
-from ratrain.plan.layout.transfers import inner_sums_s, sums_of_op
+from ratrain.plan.layout.transfers import gathered_again_s, inner_sums_s, sums_of_op
 from ratrain.plan.price.bill import bill
 from ratrain.plan.search.layouts import check, search_layouts
 from ratrain.program.text import read_text, write_text
@@ -159,6 +160,27 @@ def test_every_half_of_a_sum_that_a_job_trains_with_has_its_time(
     inner = inner_sums_s(group.job, kind, boundary, group.layout, link)
     half_s = half.alone_s(link.bandwidth_bytes_per_s)
     assert sum(inner) == pytest.approx(halves * half_s)
+
+
+@pytest.mark.parametrize(("kind", "halves"), [("embedding", 0), ("layer", 4), ("head", 1)])
+def test_weight_gradients_by_themselves_gather_their_rows_again(
+    kind: BlockKind, halves: int
+) -> None:
+    """As many as tests/models/test_division.py counts; none where they follow at once."""
+    trained = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024, backend="torch")
+    group = next(g for g in groups_of(trained) if g.layout.sequence_parallel)
+    link, boundary = group.placement.tensor_link(0), boundary_bytes(group.job)
+    half_s = ring_half(boundary, group.layout.tensor, link).alone_s(link.bandwidth_bytes_per_s)
+    again_s = gathered_again_s(group.job, kind, boundary, group.layout, link)
+    assert again_s == pytest.approx(halves * half_s)
+    whole = replace(group.layout, sequence_parallel=False)
+    assert gathered_again_s(group.job, kind, boundary, whole, link) == 0.0
+    block = kinds_of_block(group.job)[("embedding", "layer", "head").index(kind)]
+    times, in_whole = (
+        times_in_layout(group.job, layout, block, group.placement.devices[0].kind, link)
+        for layout in (group.layout, whole)
+    )
+    assert times.split_s - in_whole.split_s == pytest.approx(again_s, abs=1e-9)
 
 
 def test_a_layer_with_experts_waits_for_its_router_too() -> None:

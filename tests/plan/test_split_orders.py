@@ -95,7 +95,6 @@ def test_the_order_is_taken_where_memory_for_it_is_proved_and_not_below() -> Non
         (FOUR, 8, {"recovery": "exempt-last"}),
         (FOUR, 1, {}),
         (LayoutSpec(1), 8, {}),
-        (LayoutSpec(2, tensor=2, sequence_parallel=True), 8, {}),
     ],
     ids=[
         "named",
@@ -106,7 +105,6 @@ def test_the_order_is_taken_where_memory_for_it_is_proved_and_not_below() -> Non
         "recovers",
         "one micro-batch",
         "one rank",
-        "sequence parallel",
     ],
 )
 def test_the_strategy_s_own_order_stays(

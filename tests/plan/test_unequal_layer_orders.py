@@ -21,11 +21,11 @@ from ratrain.plan.layout.further_orders import WORTH_MEMORY, with_order_open
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
-from ratrain.plan.search.split import in_layer_orders, together_tried
+from ratrain.plan.search.split import LAYER_MAJOR, Reordered, layer_orders_of
 from ratrain.plan.search.trial import timed_plan, timed_recovering
 from ratrain.plan.search.tried import Timed
 from ratrain.plan.words.unequal import every_text
-from ratrain.program.skeletons import SKELETONS, TOGETHER
+from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
 from ratrain.program.text import write_text
 from ratrain.simulate.long import simulate_proved
 
@@ -126,16 +126,21 @@ def test_plans_that_have_nothing_to_take_together_are_not_tried(
 ) -> None:
     plan = in_1f1b(best_of(small[1]).plan)
     most = max(replica.micro_batches for replica in plan.replicas)
-    assert together_tried(plan) == tuple(n for n in TOGETHER if n < 2 * most)
+    assert layer_orders_of(plan) == tuple(layer_major_name(n) for n in TOGETHER if n < 2 * most)
     ones = tuple(replace(replica, micro_batches=1) for replica in plan.replicas)
     alone = plan.replicas[:1]
     deep = tuple(replace(replica, layout=LayoutSpec(2)) for replica in plan.replicas)
     joined = tuple(replace(replica, joined=(2,)) for replica in plan.replicas)
     long = tuple(replace(replica, micro_batches=9_999) for replica in plan.replicas)
     for replicas in (ones, alone, deep, joined, long):
-        assert not together_tried(replace(plan, replicas=replicas))
+        assert not layer_orders_of(replace(plan, replicas=replicas))
     mixed = (plan.replicas[0], deep[1])
-    assert together_tried(replace(plan, replicas=mixed)), "a rank holds the whole model"
+    assert layer_orders_of(replace(plan, replicas=mixed)), "a rank holds the whole model"
+
+
+def in_layer_orders(start: Timed, known_s: float) -> list[Timed]:
+    search = Reordered(start.plan.job, (), lambda _: (), lambda: None, climbs=False)
+    return list(search.of(LAYER_MAJOR, [start], known_s))
 
 
 def within(plan: Plan, budget_bytes: int, **options: Any) -> Plan:
@@ -150,7 +155,7 @@ def test_it_takes_as_many_together_as_are_proved_to_fit(small: tuple[Path, Every
     chosen: list[int] = []
     for budget in (usual.bound_bytes, best.bound_bytes - 1, best.bound_bytes):
         start = replace(usual, plan=within(usual.plan, budget, recovery="keep-all"))
-        tried = list(in_layer_orders([start], usual.step_s, lambda: None))
+        tried = in_layer_orders(start, usual.step_s)
         assert all(plan.bound_bytes <= budget for plan in tried)
         chosen.append(max((SKELETONS[p.plan.strategy.skeleton].together for p in tried), default=1))
     assert chosen[0] == 1 and chosen[1] < chosen[2]
@@ -175,8 +180,8 @@ def test_one_that_gains_too_little_is_not_taken(small: tuple[Path, EveryPlan]) -
     start, _ = timed_plan(best.draft, in_1f1b(best.plan), inf)
     assert start is not None
     worth_it_s = best.step_s / (1 - WORTH_MEMORY)
-    assert list(in_layer_orders([start], worth_it_s * 1.0001, lambda: None))
-    assert not list(in_layer_orders([start], worth_it_s * 0.999, lambda: None))
+    assert in_layer_orders(start, worth_it_s * 1.0001)
+    assert not in_layer_orders(start, worth_it_s * 0.999)
 
 
 def test_what_the_plan_is_compared_with_may_take_any_order(small: tuple[Path, EveryPlan]) -> None:

@@ -21,7 +21,7 @@ from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
-from ratrain.plan.search.split import SplitSearch, in_split_orders, may_be_split
+from ratrain.plan.search.split import SPLIT, Reordered, split_orders_of
 from ratrain.plan.search.trial import timed_plan
 from ratrain.plan.search.tried import Timed
 from ratrain.plan.words.unequal import every_text
@@ -112,19 +112,23 @@ def test_a_job_that_does_not_leave_its_order_open_keeps_it(
     assert all(plan.plan.strategy.skeleton == "1f1b" for plan in plans.unequal.trainable)
 
 
-def test_a_plan_that_recovers_or_has_no_waits_or_divides_sequences_is_not_tried(
+def in_split_orders(start: Timed, known_s: float) -> list[Timed]:
+    search = Reordered(start.plan.job, (), lambda _: (), lambda: None, climbs=False)
+    return list(search.of(SPLIT, [start], known_s))
+
+
+def test_a_plan_that_recovers_or_has_no_waits_is_not_tried(
     small: tuple[Path, EveryPlan],
 ) -> None:
     plan = in_1f1b(best_of(small[1]).plan)
     (replica,) = plan.replicas
-    assert may_be_split(plan)
+    assert split_orders_of(plan)
     recovers = replace(replica, recovery=(Recovery.FORWARD, *replica.recovery[1:]))
     one = replace(replica, micro_batches=1, joined=())
     for other in (recovers, one):
-        assert not may_be_split(replace(plan, replicas=(other,)))
-    assert not may_be_split(replace(plan, sequence_parallel=True))
+        assert not split_orders_of(replace(plan, replicas=(other,)))
     asked = replace(plan.job.schedule, skeleton="1f1b")
-    assert not may_be_split(replace(plan, job=replace(plan.job, schedule=asked)))
+    assert not split_orders_of(replace(plan, job=replace(plan.job, schedule=asked)))
 
 
 def test_it_is_taken_where_memory_for_it_is_proved_and_not_below(
@@ -137,8 +141,7 @@ def test_it_is_taken_where_memory_for_it_is_proved_and_not_below(
         plan = replace(usual, job=replace(usual.job, schedule=schedule))
         start, _ = timed_plan(best.draft, plan, inf)
         assert start is not None, "1F1B holds less"
-        search = SplitSearch(plan.job, (), lambda _: (), lambda: None, climbs=False)
-        tried = list(in_split_orders(search, [start], start.step_s))
+        tried = in_split_orders(start, start.step_s)
         assert len(tried) == count
 
 
@@ -146,10 +149,9 @@ def test_one_that_gains_too_little_is_not_taken(small: tuple[Path, EveryPlan]) -
     best = best_of(small[1])
     start, _ = timed_plan(best.draft, in_1f1b(best.plan), inf)
     assert start is not None
-    search = SplitSearch(start.plan.job, (), lambda _: (), lambda: None, climbs=False)
     worth_it_s = best.step_s / (1 - WORTH_SPLIT)
-    assert list(in_split_orders(search, [start], worth_it_s * 1.0001))
-    assert not list(in_split_orders(search, [start], worth_it_s * 0.9999))
+    assert in_split_orders(start, worth_it_s * 1.0001)
+    assert not in_split_orders(start, worth_it_s * 0.9999)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from ratrain.cost.algorithms import ALGORITHMS
 from ratrain.describe.optimizers import OPTIMIZERS
 from ratrain.describe.runs_on import RUNS_ON
 from ratrain.plan.price.durations import OWN_COSTS
-from ratrain.plan.price.trial import proof, short_form
+from ratrain.plan.price.trial import proof
 from ratrain.plan.search.moves import MOVES
 from ratrain.plugins import Registry
 from ratrain.program.families import FAMILIES
@@ -53,5 +53,4 @@ def declared_inside(folder: Path | None = None) -> Generator[None]:
         for name, module in list(sys.modules.items()):
             if folder and (getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
                 del sys.modules[name]
-        for remembered in (proof, short_form):  # by what names stood for
-            remembered.cache_clear()
+        proof.cache_clear()  # by what names stood for

@@ -142,6 +142,5 @@ def schedules(
     without a layout is planned first. `progress` is called with plans simulated and their number at
     most, then with schedules done and their number."""
     given = job_of(job)
-    subject = laid_out(given.spec, progress)
-    comparison = compare(subject, given.path or Path("job"), progress)
+    comparison = compare(laid_out(given.spec, progress), progress)
     return Schedules(comparison, given.spec, given.overrides)

@@ -85,7 +85,7 @@ def command(
     _require_searched(save, evaluations, search)
     subject, asked = _subject(job, overrides)
     with progress("simulating", "schedules") as report:
-        compared = compare(subject, job, report)
+        compared = compare(subject, report)
     result = None
     if search:
         with progress("searching", "s") as report:
@@ -107,12 +107,12 @@ def command(
 def _subject(file: Path, overrides: tuple[str, ...]) -> tuple[LaidOut, JobSpec]:
     """What orders are compared on, and the job as its file, or the plan, has it."""
     from ratrain.cli.terminal.progress import progress
-    from ratrain.plan import laid_out, load_job, load_plan, plan_of_file
+    from ratrain.plan import LaidOut, laid_out, load_job, load_plan, plan_of_file
 
     if file.suffix == ".json":
         refuse_overrides(file, overrides)
         plan = plan_of_file(load_plan(file), str(file))
-        return plan, plan.job
+        return LaidOut(plan.job, file, plan), plan.job
     asked = load_job(file, overrides)
     with progress("planning", "plans") as report:
         return laid_out(asked, report), asked

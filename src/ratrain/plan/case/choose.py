@@ -7,8 +7,6 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
 
-import numpy as np
-
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.further_orders import (
@@ -21,11 +19,10 @@ from ratrain.plan.layout.further_orders import (
 )
 from ratrain.plan.layout.plan import MODES, Plan, group_of_plan
 from ratrain.plan.layout.sizes import stores_scores, trains_tied
-from ratrain.plan.price.bill import bill
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.places import costs_of
-from ratrain.plan.price.trial import proof, timed
+from ratrain.plan.price.trial import step_s_of
 from ratrain.program.replicas import Recovery
 
 
@@ -47,15 +44,13 @@ def choose_order(plan: Plan) -> Plan:
     usual = choose(plan)
     best, best_s = usual, inf
     orders = list(_orders(usual))
-    if orders and _is_sound(usual):
-        best_s = timed(usual)[0] or inf
+    if orders:
+        best_s = step_s_of(usual) or inf
     for ordered, worth in orders:
         strategy = replace(plan.strategy, skeleton=str(ordered.schedule.skeleton))
         chosen = choose(replace(plan, job=ordered, strategy=strategy))
-        step_s = timed(chosen)[0]
-        if step_s is None or step_s > best_s * (1 - worth):
-            continue
-        if _is_sound(chosen):
+        step_s = step_s_of(chosen)
+        if step_s is not None and step_s <= best_s * (1 - worth):
             best, best_s = chosen, step_s
     return best
 
@@ -70,16 +65,12 @@ def _orders(usual: Plan) -> Iterator[tuple[JobSpec, float]]:
             yield in_split_order(job, name), WORTH_SPLIT
 
 
-def _is_sound(plan: Plan) -> bool:
-    return proof(plan.strategy, plan.setup, plan.choices).verdict.sound
-
-
 def _recovers(plan: Plan) -> bool:
     return any(mode is not Recovery.NONE for mode in plan.alike.recovery)
 
 
 def _fastest(plan: Plan, among: Sequence[Plan]) -> Plan | None:
-    """Best first: a choice waits at its lower bound until it is its turn to be timed, and while
+    """Best first: a choice waits at its lower bound until it is its turn to be simulated, and while
     another that recovers less may fit."""
     if not among:
         return None
@@ -101,18 +92,16 @@ def _fastest(plan: Plan, among: Sequence[Plan]) -> Plan | None:
 
     while waiting:
         entry = heappop(waiting)
-        _, is_timed, number = entry
-        if not is_timed and is_held(number):
+        _, is_simulated, number = entry
+        if is_simulated:
+            return among[number]
+        if is_held(number):
             held.append(entry)
             continue
-        choice = among[number]
-        if is_timed and _is_sound(choice):
-            return choice
-        if not is_timed:
-            step_s = timed(choice, proved_later=_fits_by_bill(choice))[0]
-            if step_s is not None:
-                heappush(waiting, (step_s, True, number))
-                continue
+        step_s = step_s_of(among[number])
+        if step_s is not None:
+            heappush(waiting, (step_s, True, number))
+            continue
         ruled_out.add(number)
         while held:
             heappush(waiting, held.pop())
@@ -123,13 +112,6 @@ def _recovers_less(modes: Sequence[Recovery], others: Sequence[Recovery]) -> boo
     """Whether stages recover as others do, but for some that keep their activations."""
     alike = all(mode in (Recovery.NONE, other) for mode, other in zip(modes, others, strict=True))
     return alike and modes != others
-
-
-def _fits_by_bill(plan: Plan) -> bool:
-    """Whether memory is next to certain to suffice: the bill is an upper bound (`bill`)."""
-    group = group_of_plan(plan)
-    codes = np.array([[MODES.index(mode) for mode in plan.alike.recovery]], dtype=np.int64)
-    return bool((bill(group, codes).total <= group.budgets).all())
 
 
 def _choices(plan: Plan) -> Iterator[Plan]:

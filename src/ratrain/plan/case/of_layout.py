@@ -9,8 +9,7 @@ those that are proved to fit is taken:
     recover on every stage        local, or sharded
     keep what each stage has memory for, by closed formula
 
-They are timed by short programs (`trial`), those alone that a lower bound (`least_time`) does not
-rule out, and proved whole, the fastest first.
+Those alone are proved and simulated (`trial`) that a lower bound (`least_time`) does not rule out.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ the optimizer's states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heapreplace
@@ -332,10 +332,13 @@ def _steps_s(columns: Floats, messages_s: Floats, cuts: Ints, micro_batches: int
     return np.where(fits & (cuts.min(axis=2) > 0), times_s, inf)
 
 
-def layers_moved(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Every cut in which a stage holds a layer of another one's."""
-    for source, target in permutations(range(len(layers)), 2):
-        if layers[source] > 1:
+def layers_moved(
+    layers: Sequence[int], pairs: Iterable[tuple[int, int]] | None = None
+) -> Iterator[tuple[int, ...]]:
+    """Every cut in which a stage holds a layer of another one's. `pairs`: of the stage that gives
+    and the one that takes; any, where they are left out."""
+    for source, target in pairs or permutations(range(len(layers)), 2):
+        if source != target and layers[source] > 1:
             moved = list(layers)
             moved[source] -= 1
             moved[target] += 1

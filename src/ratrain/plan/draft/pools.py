@@ -9,7 +9,7 @@ one device and a guess elsewhere; what is simulated has its true links.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.plan.layout.enumerate import degrees_up_to
 from ratrain.plan.layout.geometry import speed
 
 FEW = 16
@@ -126,28 +127,12 @@ class PoolLinks:
 
 def tensor_degrees(job: JobSpec, pool: Pool) -> list[int]:
     """Degrees that divide the model and that a host of the pool has room for."""
-    if job.train.overflow == "unit" or job.train.rule.whole:
-        return [1]
-    model = job.model.spec
-    counts = {model.heads, model.kv_heads}
-    if job.backend.divides_everything:
-        counts |= set(model.divided.values())
-    return [t for t in range(1, pool.on_host + 1) if all(count % t == 0 for count in counts)]
+    return degrees_up_to(job, pool.on_host)
 
 
 def in_division(shape: Shape, divided: bool) -> Shape:
     """The shape with sequence parallelism in all of its tensor groups, or in none."""
     return tuple(Post(post.pool, post.tensor, divided and post.tensor > 1) for post in shape)
-
-
-def divisions_of(job: JobSpec, shapes: Iterable[Shape]) -> tuple[bool, ...]:
-    """Whether the tensor groups of shapes divide sequences: no, yes, or either."""
-    asked = job.schedule.sequence_parallel
-    degrees = {post.tensor for shape in shapes for post in shape} - {1}
-    dividable = all(job.model.sequence_length % tensor == 0 for tensor in degrees)
-    if not degrees or not dividable or not job.backend.divides_sequences:
-        return () if asked else (False,)
-    return (False, True) if asked is None else (asked,)
 
 
 def used_of(shape: Shape, pools: int) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.plan.layout.geometry import speed
 from ratrain.plan.layout.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
-from ratrain.plan.layout.transfers import group_message, regrouped_message, sums_of_op
+from ratrain.plan.layout.transfers import boundary_message, sums_of_op
 from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.program.families import OPTIMIZER_SLOTS
 from ratrain.program.replicas import Recovery, Unit
@@ -189,13 +189,8 @@ class Stages:
         size_bytes = sent_boundary_bytes(self.sized(micro_batch, layout))
         inside = self._links.inside(target.pool, target.tensor)
         kind = self.pools[source.pool].kind
-        if source.tensor == target.tensor:
-            whole = self.job.backend.whole_sends
-            sent = group_message(size_bytes, link, kind, layout, inside, whole=whole)
-        else:
-            degrees = source.tensor, target.tensor
-            over = None if target.divided else inside
-            sent = regrouped_message(size_bytes, link, kind, degrees, gathered_over=over)
+        groups = source.layout, target.layout
+        sent = boundary_message(self.job, size_bytes, link, kind, groups, inside)
         return sent, link
 
     def _holders(self, shape: Shape, layers: tuple[int, ...]) -> int:

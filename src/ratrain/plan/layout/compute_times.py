@@ -10,25 +10,8 @@ from ratrain.cost.gpu_layer import Execution
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.sizes import boundary_bytes, matrices_of, stores_scores
-from ratrain.plan.layout.transfers import inner_sums_s, sums_alone_s
-
-
-def placed_times(
-    job: JobSpec,
-    placement: Placement,
-    block: Block,
-    device: DeviceKind,
-    pipeline: int,
-    *,
-    selective: bool = False,
-) -> BlockTimes:
-    """The `BlockTimes` of a block on a pipeline rank with that device. On a backend whose compute
-    ops contain a unit's inner sums, forward, recovery and backward wait for them."""
-    layout = placement.layout
-    link = placement.tensor_link(pipeline) if layout.tensor > 1 else None
-    return times_in_layout(job, layout, block, device, link, selective=selective)
+from ratrain.plan.layout.transfers import gathered_again_s, inner_sums_s, sums_alone_s
 
 
 def times_in_layout(
@@ -40,7 +23,9 @@ def times_in_layout(
     *,
     selective: bool = False,
 ) -> BlockTimes:
-    """The same on a device whose tensor group has that link; None where it is alone."""
+    """The `BlockTimes` of a block on a device whose tensor group has that link; None where it is
+    alone. On a backend whose compute ops contain a unit's inner sums, forward, recovery and
+    backward wait for them."""
     job = job.of_kind(device)
     boundary = boundary_bytes(job)
     sums_s = sums_alone_s(block.kind, boundary, layout, tensor_link)
@@ -56,8 +41,10 @@ def times_in_layout(
     )
     optimizer = job.train.rule
     update_flops = optimizer.update_flops(matrices_of(block))
+    again_s = gathered_again_s(job, block.kind, boundary, layout, tensor_link)
     times = replace(
         times,
+        split_s=times.split_s + again_s,
         update_moves=optimizer.moved_bytes / OPTIMIZER_BYTES_PER_PARAM,
         # A device whose layers were measured may say no rate: most optimizers need none.
         update_flops_s=update_flops and update_flops / device.flops_rate(job.schedule.dtype),

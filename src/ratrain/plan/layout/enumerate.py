@@ -8,7 +8,8 @@ what a stage can keep follows from its memory (`bill`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import mul
@@ -24,7 +25,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.plan.layout.buckets import require_bucketable
-from ratrain.plan.layout.compute_times import placed_times
+from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.further_orders import in_order, orders_tried
 from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
 from ratrain.plan.layout.placement import Placement
@@ -172,7 +173,7 @@ def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator
                 data = rest // pipeline
                 if job.batch.sequences % data or pipeline > job.model.spec.layers:
                     continue
-                for divided in _divisions(job, tensor):
+                for divided in divisions_of(job, [tensor]):
                     layout = LayoutSpec(pipeline, data, tensor, sequence_parallel=divided)
                     try:
                         for group in _groups(job, chosen, base, turned, layout):
@@ -289,25 +290,29 @@ def with_kinds_reversed(members: Sequence[Device]) -> tuple[Device, ...]:
 
 
 def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
-    """Degrees that divide heads and every host's devices, so that no group leaves its host; where
-    the backend divides everything, MLP and vocabulary too. Units that decide by themselves whether
-    to update are whole, and so are those of an optimizer that needs whole matrices."""
+    """Degrees that divide the model and every host's devices, so that no group leaves its host."""
+    hosts = Counter(device.host for device in devices).values()
+    return degrees_up_to(job, min(hosts), hosts)
+
+
+def degrees_up_to(job: JobSpec, most: int, counts: Iterable[int] = ()) -> list[int]:
+    """Tensor degrees that divide heads and these `counts`; where the backend divides everything,
+    MLP and vocabulary too. Units that decide by themselves whether to update are whole, and so are
+    those of an optimizer that needs whole matrices."""
     if job.train.overflow == "unit" or job.train.rule.whole:
         return [1]
-    hosts: dict[int, int] = {}
-    for device in devices:
-        hosts[device.host] = hosts.get(device.host, 0) + 1
     model = job.model.spec
-    counts = {*hosts.values(), model.heads, model.kv_heads}
+    divided = {*counts, model.heads, model.kv_heads}
     if job.backend.divides_everything:
-        counts |= set(model.divided.values())
-    return [t for t in divisors_of(min(hosts.values())) if all(c % t == 0 for c in counts)]
+        divided |= set(model.divided.values())
+    return [t for t in range(1, most + 1) if all(count % t == 0 for count in divided)]
 
 
-def _divisions(job: JobSpec, tensor: int) -> tuple[bool, ...]:
-    """Whether a tensor group divides its sequences: no, yes, or either."""
-    asked = job.schedule.sequence_parallel
-    if tensor == 1 or job.model.sequence_length % tensor or not job.backend.divides_sequences:
+def divisions_of(job: JobSpec, degrees: Collection[int]) -> tuple[bool, ...]:
+    """Whether tensor groups of these degrees divide sequences: no, yes, or either."""
+    asked, several = job.schedule.sequence_parallel, set(degrees) - {1}
+    dividable = all(job.model.sequence_length % tensor == 0 for tensor in several)
+    if not several or not dividable or not job.backend.divides_sequences:
         return () if asked else (False,)
     return (False, True) if asked is None else (asked,)
 
@@ -344,8 +349,8 @@ def times_by_kind(job: JobSpec, placement: Placement) -> Times:
     scores = stores_scores(job)
 
     def time(name: str, block: Block, selective: bool) -> BlockTimes:
-        device, pipeline = placement.kind(name), stage_of[name]
-        return placed_times(job, placement, block, device, pipeline, selective=selective)
+        device, link = placement.kind(name), placement.inside(stage_of[name])
+        return times_in_layout(job, placement.layout, block, device, link, selective=selective)
 
     def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]:
         embedding, layer, head = (time(name, block, False) for block in kinds_of_block(job))
@@ -411,7 +416,8 @@ def no_group(job: JobSpec) -> SpecError:
 def _require_dividable(job: JobSpec) -> None:
     """Refuses a job that requests sequence parallelism where none of its layouts can have any."""
     if not job.schedule.sequence_parallel or any(
-        True in _divisions(job, tensor) for tensor in _tensor_degrees(job, job.cluster.members())
+        True in divisions_of(job, [tensor])
+        for tensor in _tensor_degrees(job, job.cluster.members())
     ):
         return
     length = job.model.sequence_length

@@ -78,11 +78,10 @@ beyond one backward is known to within so much."""
 
 
 def split_orders_tried(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str, ...]:
-    """What `[schedule] skeleton` may become beside the strategy's own order. Not where sequences
-    are divided: weight gradients then gather their inputs again, which no cost counts."""
+    """What `[schedule] skeleton` may become beside the strategy's own order."""
     micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
     pipelined = layout.pipeline > 1 and layout.virtual == 1 and micro_batches > 1
-    open_to_others = takes_other_orders(job, chosen) and not layout.sequence_parallel
+    open_to_others = takes_other_orders(job, chosen)
     keeps = job.schedule.recovery in ("auto", "keep-all")
     return SPLIT_ORDERS if pipelined and open_to_others and keeps else ()
 

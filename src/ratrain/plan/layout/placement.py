@@ -199,6 +199,10 @@ class Placement:
         """The slowest link in the ring of a stage's tensor groups."""
         return self._links.tensor[pipeline]
 
+    def inside(self, pipeline: int) -> Link | None:
+        """The same; None where a rank is alone."""
+        return self.tensor_link(pipeline) if self.layout.tensor > 1 else None
+
     def sums_share_data_link(self, pipeline: int) -> bool:
         """Whether a stage's tensor groups and its data-parallel group use the same link."""
         links = self._links

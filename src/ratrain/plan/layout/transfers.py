@@ -10,7 +10,6 @@ from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.layout.placement import Placement
 
 SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
 """All-reduces of a block in one direction; a layer's come after attention and after the MLP
@@ -25,6 +24,13 @@ INNER_HALVES: dict[BlockKind, tuple[int, int]] = {
 """With sequence parallelism, halves of sums inside a block's compute ops, forward and backward. A
 layer gathers what attention and the MLP read and reduces between them; backward it gathers both
 gradients too. A head gathers its input, an embedding its gradient."""
+GATHERED_AGAIN: dict[BlockKind, tuple[int, int]] = {
+    "embedding": (0, 0),
+    "layer": (2, 2),
+    "head": (1, 0),
+}
+"""With sequence parallelism, inputs and gradients that weight gradients gather again where they are
+an op of their own: whoever keeps them for later keeps its own rows."""
 
 
 def sums_of_op(
@@ -58,6 +64,19 @@ def inner_sums_s(
     return inner_s + choice_s, inner_s + choice_back_s
 
 
+def gathered_again_s(
+    job: JobSpec, kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link | None
+) -> float:
+    """Seconds that a block's weight gradients by themselves wait for what is gathered again; a
+    backend whose sums are ops of their own has the gradients whole."""
+    if link is None or not layout.sequence_parallel:
+        return 0.0
+    inputs, gradients = GATHERED_AGAIN[kind]
+    half = ring_half(boundary_bytes, layout.tensor, link)
+    count = inputs + gradients * job.backend.sums_in_compute
+    return count * half.alone_s(link.bandwidth_bytes_per_s)
+
+
 def _router_s(job: JobSpec, kind: BlockKind, layout: LayoutSpec, link: Link) -> tuple[float, float]:
     """Of a layer with experts: its router's logits are gathered, and the gradients of the chosen
     experts' weights summed in fp32."""
@@ -76,7 +95,8 @@ def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link)
 
     With sequence parallelism a sum is a reduce-scatter and an all-gather, each started by itself
     (arXiv 2205.05198, section 4.2.2). Each gather is counted beside a sum: the head's first with
-    the embedding. Not counted: inputs gathered again in backward, beneath its products.
+    the embedding. Not counted: inputs gathered again in backward, beneath its products; but where
+    weight gradients are ops of their own, see `gathered_again_s`.
     """
     if layout.sequence_parallel:
         return ring_half(boundary_bytes, layout.tensor, link).times(2 * count)
@@ -94,20 +114,24 @@ def sums_alone_s(
     return sums.alone_s(link.bandwidth_bytes_per_s)
 
 
-def stage_message(
-    boundary_bytes: int,
+def boundary_message(
+    job: JobSpec,
+    size_bytes: int,
     link: Link,
     device: DeviceKind,
-    placement: Placement,
-    target: int,
-    *,
-    whole: bool,
+    groups: tuple[LayoutSpec, LayoutSpec],
+    inside: Link | None,
 ) -> Transfer:
-    """A tensor from one stage to the next, `target`, as a rank of the sending group sees it; see
-    `group_message`."""
-    layout = placement.layout
-    inside = placement.tensor_link(target) if layout.tensor > 1 else None
-    return group_message(boundary_bytes, link, device, layout, inside, whole=whole)
+    """A tensor from a stage's tensor group to that of a neighbouring stage, as a rank of the sender
+    sees it. `groups`: the layouts of both; `inside`: the receiver's own link."""
+    here, there = groups
+    if here.tensor == there.tensor:
+        whole = job.backend.whole_sends
+        return group_message(size_bytes, link, device, here, inside, whole=whole)
+    over = None if there.sequence_parallel else inside
+    return regrouped_message(
+        size_bytes, link, device, (here.tensor, there.tensor), gathered_over=over
+    )
 
 
 def group_message(

@@ -1,4 +1,5 @@
-"""Every strategy of the registry, and so every compute order, on one job and one layout."""
+"""Compute orders compared: every strategy of the registry on a job's layout, or every order with a
+name on a plan whose stages or replicas differ, with its own replicas, recovery and passes."""
 
 from __future__ import annotations
 
@@ -10,10 +11,15 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, RatrainError
 from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of, require_one_by_one
+from ratrain.plan.file.checks import require_runnable
+from ratrain.plan.layout.further_orders import in_order
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import Plan
+from ratrain.plan.search.every_plan import every_plan
+from ratrain.program.repeating import compute_ops
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES, strategy
+from ratrain.readers.place import Place
 from ratrain.simulate.long import simulate_proved
 
 Progress = Callable[[int, int], None]
@@ -46,14 +52,12 @@ class ComparedSchedule:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """All strategies on a job's layout, or all orders with a name on a plan whose stages or
-    replicas differ: those that fit first, each group fastest first. `file`: of the plan, or of the
-    job."""
+class LaidOut:
+    """What orders are compared on: a job's layout, whose schedules they are, or a plan. `file`: of
+    the plan, or of the job that it was found for."""
 
     job: JobSpec
     file: Path
-    rows: tuple[ComparedSchedule, ...]
     plan: Plan | None = None  # None: of the job's layout
 
     @property
@@ -70,33 +74,106 @@ class Comparison:
     def tokens(self) -> int:
         return self.job.batch.sequences * self.job.model.sequence_length
 
+    def place(self, table: str, key: str) -> str:
+        """Where its file says something."""
+        whose = key if self.plan is not None else f"[{table}] {key}"
+        return f"{self.file} {whose}"
+
+    @property
+    def names(self) -> list[str]:
+        """What is compared."""
+        if self.plan is None:
+            return list(STRATEGIES)
+        return [name for name, skeleton in SKELETONS.items() if skeleton.fixed is None]
+
+    def case(self, name: str) -> Case:
+        """The case under one of these names; an error where there is none."""
+        if self.plan is not None:
+            self._require_short(name, compute_ops(self.plan.setup))
+            return self.in_order(self.job, name)
+        job, layout = as_named(self.job, name), self.layout
+        order = strategy_of(job).skeleton
+        micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
+        self._require_short(order, 2 * (job.model.spec.layers + 2) * micro_batches)
+        return case_of(replace(job, layout=layout_for(job, layout, order)))
+
+    def in_order(self, job: JobSpec, order: str) -> Case:
+        """The case of the plan, or of a job with a layout, in an order with a name or of a file."""
+        job = in_order(job, order)
+        if self.plan is None:
+            return case_of(job)
+        strategy = replace(self.plan.strategy, skeleton=strategy_of(job).skeleton)
+        ordered = replace(self.plan, job=job, strategy=strategy)
+        require_runnable(ordered, Place(str(self.file), form="json"))
+        return Case(ordered)
+
+    def _require_short(self, order: str, ops: int) -> None:
+        """Refuses an order that would have to be written out and is too long for a comparison."""
+        layouts = [self.layout] if self.plan is None else [r.layout for r in self.plan.replicas]
+        known = SKELETONS[order]
+        repeats = all(known.stride(each.pipeline, each.virtual) is not None for each in layouts)
+        if not repeats and ops > MOST_OPS:
+            raise ProgramError(
+                f"the order {order} has no repeating part, so all of its {ops:,} compute ops would "
+                f"have to be written out; a comparison allows {MOST_OPS:,}. Simulate it alone, or "
+                "compare with fewer sequences"
+            )
+
+
+@dataclass(frozen=True)
+class Comparison(LaidOut):
+    """All of them: those that fit first, each group fastest first."""
+
+    rows: tuple[ComparedSchedule, ...] = ()
+
+    @property
+    def fitting(self) -> list[ComparedSchedule]:
+        return [row for row in self.rows if row.predicted is not None and row.predicted.fits]
+
     @property
     def fastest_s(self) -> float | None:
         """The step of the fastest that fits."""
         return fastest_s(self.rows)
 
 
-def compare_schedules(job: JobSpec, progress: Progress | None = None) -> Comparison:
-    """The `Comparison` of a job that has a layout."""
-    require_one_by_one(job)
-    layout = job.layout
-    assert layout is not None, "a job without a layout is planned first: compared.laid_out"
-    rows = in_sequence(list(STRATEGIES), lambda name: _compared(job, layout, name), progress)
-    return Comparison(job, job.path or Path("job"), rows)
+def laid_out(job: JobSpec, progress: Progress | None = None) -> LaidOut:
+    """The job itself where it has a layout, else what `ratrain plan` writes for it."""
+    file = job.path or Path("job")
+    if job.layout is not None:
+        return LaidOut(job, file)
+    plan = every_plan(job, progress).chosen.subject()
+    return LaidOut(plan.job, file, plan if plan.job.layout is None else None)
 
 
-def in_sequence(
-    names: Sequence[str], compared: Callable[[str], ComparedSchedule], progress: Progress | None
-) -> tuple[ComparedSchedule, ...]:
-    """What `compared` says of each: those that fit first, each group fastest first."""
+def compare(subject: LaidOut, progress: Progress | None = None) -> Comparison:
+    """The `Comparison` of a layout or a plan."""
+    if subject.plan is None:
+        require_one_by_one(subject.job)
     rows: list[ComparedSchedule] = []
-    for number, name in enumerate(names):
+    for number, name in enumerate(subject.names):
         if progress is not None:
-            progress(number, len(names))
-        rows.append(compared(name))
+            progress(number, len(subject.names))
+        rows.append(_compared(subject, name))
     if progress is not None:
-        progress(len(names), len(names))
-    return tuple(sorted(rows, key=_order))
+        progress(len(rows), len(rows))
+    ranked = tuple(sorted(rows, key=_order))
+    return Comparison(subject.job, subject.file, subject.plan, ranked)
+
+
+def _compared(subject: LaidOut, name: str) -> ComparedSchedule:
+    """One of them."""
+    order, doc = name, ""
+    try:
+        if subject.plan is None:
+            known = strategy(name)
+            order, doc = known.skeleton, known.doc
+            order = strategy_of(as_named(subject.job, name)).skeleton
+        else:
+            doc = SKELETONS[name].doc
+        case = subject.case(name)
+        return ComparedSchedule(name, case.strategy.skeleton, doc, predicted_of(case), "")
+    except RatrainError as error:
+        return ComparedSchedule(name, order, doc, None, error.what)
 
 
 def _order(row: ComparedSchedule) -> tuple[int, float]:
@@ -107,11 +184,8 @@ def _order(row: ComparedSchedule) -> tuple[int, float]:
 
 def fastest_s(rows: Sequence[ComparedSchedule]) -> float | None:
     """The step of the fastest that fits, of rows in sequence."""
-    return next((row.predicted.step_s for row in rows if _fits(row) and row.predicted), None)
-
-
-def _fits(row: ComparedSchedule) -> bool:
-    return row.predicted is not None and row.predicted.fits
+    fitting = (row.predicted for row in rows if row.predicted is not None)
+    return next((known.step_s for known in fitting if known.fits), None)
 
 
 def as_named(job: JobSpec, name: str) -> JobSpec:
@@ -131,19 +205,6 @@ def as_named(job: JobSpec, name: str) -> JobSpec:
     return replace(job, schedule=schedule)
 
 
-def _compared(job: JobSpec, layout: LayoutSpec, name: str) -> ComparedSchedule:
-    """One strategy on the job."""
-    chosen, compared = strategy(name), as_named(job, name)
-    try:
-        chosen = strategy_of(compared)
-        _require_short(compared, layout, chosen.skeleton)
-        case = case_of(replace(compared, layout=layout_for(job, layout, chosen.skeleton)))
-        predicted = predicted_of(case)
-    except RatrainError as error:
-        return ComparedSchedule(name, chosen.skeleton, chosen.doc, None, error.what)
-    return ComparedSchedule(name, case.strategy.skeleton, chosen.doc, predicted, "")
-
-
 def predicted_of(case: Case) -> Predicted:
     """A case proved and simulated in full size."""
     simulation = simulate_proved(case.proved, case.costs)
@@ -154,18 +215,6 @@ def predicted_of(case: Case) -> Predicted:
         simulation.feasible,
         max(replica.layout.virtual for replica in case.plan.replicas),
     )
-
-
-def _require_short(job: JobSpec, layout: LayoutSpec, order: str) -> None:
-    """Refuses an order that would have to be written out and is too long for a comparison."""
-    micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
-    ops = 2 * (job.model.spec.layers + 2) * micro_batches
-    if SKELETONS[order].stride(layout.pipeline, layout.virtual) is None and ops > MOST_OPS:
-        raise ProgramError(
-            f"the order {order} has no repeating part, so all of its {ops:,} compute ops would "
-            f"have to be written out; a comparison allows {MOST_OPS:,}. Simulate this schedule "
-            "alone, or compare with fewer sequences"
-        )
 
 
 def layout_for(job: JobSpec, layout: LayoutSpec, order: str) -> LayoutSpec:

@@ -4,18 +4,17 @@ beside the named orders of the job, with what it gains and why."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ratrain.describe.job import JobSpec
-from ratrain.errors import Infeasible, ProgramError, RatrainError
+from ratrain.errors import Infeasible, ProgramError, RatrainError, SpecError
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.fixed_orders import order_for_now
+from ratrain.plan.layout.plan import has_members
 from ratrain.plan.orders.clock import Order, OrderClock, Orders
-from ratrain.plan.orders.schedules import ComparedSchedule, Comparison, as_named, layout_for
-from ratrain.plan.orders.search import Effort, Found, Limits, Progress, search_orders
+from ratrain.plan.orders.schedules import ComparedSchedule, Comparison
+from ratrain.plan.orders.search import Effort, Limits, Progress, search_orders
 from ratrain.program.kind import Lane
-from ratrain.program.settled import Proved
 from ratrain.program.skeletons import SKELETONS
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import Simulation
@@ -58,115 +57,101 @@ class SearchResult:
     effort: Effort
 
 
-def search_for(
-    comparison: Comparison, limits: Limits, seed: int, progress: Progress | None = None
+def search_compared(
+    compared: Comparison, limits: Limits, seed: int, progress: Progress | None = None
 ) -> SearchResult:
-    """Searches an order for a compared job, from the fastest named orders that fit."""
-    job = comparison.job
-    rows = [row for row in comparison.rows if row.predicted is not None and row.predicted.fits]
+    """Searches an order that is faster than all of these, from the fastest that fit. In a plan
+    every replica that differs from the others has an order of its own."""
+    rows = compared.fitting
     if not rows:
         raise Infeasible(
             "no named order fits, and a search begins with one that does",
-            place=f"{job.path or 'job'} [schedule] memory_budget",
-            fix="raise the budget, or let `ratrain plan` look for a layout that fits",
+            place=compared.place("schedule", "memory_budget"),
+            fix="raise the budget, or let `ratrain plan` look for a plan that fits",
         )
-    cases = [_case(comparison, row) for row in _beginnings(comparison, rows)]
+    cases = [compared.case(row.name) for row in _beginnings(compared)]
     for case in cases:
-        _require_searchable(case)
+        _require_searchable(compared, case)
     best, effort = search_orders(cases, limits, seed, progress)
-    order = None if best is None else _ready(best, _case(comparison, rows[0]), rows[0])
-    return SearchResult(order, effort)
-
-
-def _require_searchable(case: Case) -> None:
-    if case.proved.short.setup.period > 1:
-        raise ProgramError(
-            "a program of several steps has an order that cannot be searched",
-            place=f"{case.job.path or 'job'} [schedule] average_every",
-            fix="leave average_every out",
-        )
-    require_short(case.proved, f"{case.job.path or 'job'} [batch] sequences")
-
-
-def require_short(proved: Proved, place: str) -> None:
-    """Refuses a program of which too few orders could be timed."""
-    if proved.program_ops > MOST_OPS:
-        raise ProgramError(
-            f"the program has {proved.program_ops:,} ops; a search times orders of at most "
-            f"{MOST_OPS:,}",
-            place=place,
-            fix="search with fewer micro-batches",
-        )
-
-
-def _beginnings(comparison: Comparison, rows: list[ComparedSchedule]) -> Iterator[ComparedSchedule]:
-    """The fastest for each number of stages per rank, and the job's own strategy."""
-    stages: set[int] = set()
-    for row in rows:
-        assert row.predicted is not None
-        if row.predicted.stages_per_rank not in stages or row.name == comparison.job.schedule.name:
-            yield row
-        stages.add(row.predicted.stages_per_rank)
-
-
-def _case(comparison: Comparison, row: ComparedSchedule) -> Case:
-    job = as_named(comparison.job, row.name)
-    return case_of(replace(job, layout=layout_for(job, comparison.layout, row.order)))
-
-
-def _ready(best: Found, named: Case, row: ComparedSchedule) -> SearchedOrder | None:
-    """The order as the job takes it from a file; None where it is no faster than one with a name,
-    or the job would not fit with it."""
-    job = best.case.job
-    with order_for_now(best.csv) as skeleton:
-        simulation = _simulated(job, skeleton)
-    order = if_faster(best, job, simulation, (named, row))
-    return order and replace(order, same_passes=_same_passes(job))
-
-
-def if_faster(
-    best: Found,
-    job: JobSpec,
-    simulation: Simulation | None,
-    beside: tuple[Case, ComparedSchedule],
-) -> SearchedOrder | None:
-    """An order that was simulated as a whole program; None where that was not possible, or it is no
-    faster than the named order `beside` it."""
-    named, row = beside
+    if best is None:
+        return SearchResult(None, effort)
+    job, named = best.case.job, compared.case(rows[0].name)
+    with order_for_now(best.csv) as skeleton:  # as it is taken from a file
+        simulation = _simulated(compared, job, skeleton)
     before = simulate_proved(named.proved, named.costs)
     if simulation is None or simulation.step_time_s >= before.step_time_s:
-        return None
-    return SearchedOrder(
+        return SearchResult(None, effort)
+    order = SearchedOrder(
         job,
         best.csv,
         best.by_unit,
         best.orders,
         best.turned,
         simulation,
-        row,
+        rows[0],
         _computed(named),
         before,
+        _same_passes(compared, job) if compared.plan is None else None,
     )
+    return SearchResult(order, effort)
+
+
+def _beginnings(compared: Comparison) -> Iterator[ComparedSchedule]:
+    """The fastest for each number of stages per rank, and a job's own strategy."""
+    stages: set[int] = set()
+    for row in compared.fitting:
+        assert row.predicted is not None
+        own = compared.plan is None and row.name == compared.job.schedule.name
+        if row.predicted.stages_per_rank not in stages or own:
+            yield row
+        stages.add(row.predicted.stages_per_rank)
+
+
+def _require_searchable(compared: Comparison, case: Case) -> None:
+    """Refuses plans whose ranks do not each compute every micro-batch of one stage one by one, and
+    programs of which too few orders could be timed."""
+    plan = case.plan
+    looped = compared.plan is not None and any(r.layout.virtual > 1 for r in plan.replicas)
+    refused = (
+        (has_members(plan), "stages of several members", "members"),
+        (any(r.joined for r in plan.replicas), "stages that differ in micro_batch", "micro_batch"),
+        (looped, "several stages on a device", "stages"),
+        (plan.job.schedule.average_every is not None, "several steps", "average_every"),
+    )
+    for is_so, what, key in refused:
+        if is_so:
+            raise SpecError(
+                f"an order cannot be searched for {what} yet",
+                place=compared.place("schedule", key),
+                fix="use a named order, or another plan",
+            )
+    ops = case.proved.program_ops
+    if ops > MOST_OPS:
+        raise ProgramError(
+            f"the program has {ops:,} ops; a search times orders of at most {MOST_OPS:,}",
+            place=compared.place("batch", "sequences"),
+            fix="search with fewer micro-batches",
+        )
 
 
 def _computed(case: Case) -> Orders:
     """What the places of a case's pipeline compute, or where replicas differ every rank."""
-    apart = case.apart
-    clock = OrderClock(case.program, case.costs, apart=apart)
+    clock = OrderClock(case.program, case.costs, apart=case.apart)
     return clock.orders[: clock.places]
 
 
-def _simulated(job: JobSpec, skeleton: str) -> Simulation | None:
-    """The job with another compute order; None where it cannot run, or does not fit."""
+def _simulated(compared: Comparison, job: JobSpec, order: str) -> Simulation | None:
+    """The job or plan in another order; None where it cannot run, or does not fit."""
     try:
-        case = case_of(replace(job, schedule=replace(job.schedule, skeleton=skeleton)))
+        case = compared.in_order(job, order)
+        return simulate_proved(case.proved, case.costs) if case.proved.verdict.sound else None
     except RatrainError:
         return None
-    return simulate_proved(case.proved, case.costs) if case.proved.verdict.sound else None
 
 
-def _same_passes(job: JobSpec) -> tuple[str, float] | None:
+def _same_passes(compared: Comparison, job: JobSpec) -> tuple[str, float] | None:
     """The fastest order with a name on the job's own passes and layout."""
     names = [name for name, skeleton in SKELETONS.items() if skeleton.fixed is None]
-    times = {name: ran.step_time_s for name in names if (ran := _simulated(job, name)) is not None}
+    ran = {name: _simulated(compared, job, name) for name in names}
+    times = {name: each.step_time_s for name, each in ran.items() if each is not None}
     return min(times.items(), key=lambda item: item[1], default=None)

@@ -49,7 +49,7 @@ from ratrain.plan.layout.sizes import (
     trains_tied,
 )
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
-from ratrain.plan.layout.transfers import stage_message, sums_of_op
+from ratrain.plan.layout.transfers import boundary_message, sums_of_op
 from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE
 from ratrain.plan.price.loops import loops
 from ratrain.plan.price.reductions import reduction, tied_sum
@@ -76,13 +76,8 @@ def estimate(group: Group, recovery: Ints) -> Estimate:
         return estimates[0]
     slowest = np.argmax([each.step_s for each in estimates], axis=0)
     rows = np.arange(len(group))
-    return Estimate(
-        np.array([each.step_s for each in estimates])[slowest, rows],
-        np.array([each.slot_s for each in estimates])[slowest, rows],
-        np.array([each.ramp_s for each in estimates])[slowest, rows],
-        np.array([each.tail_s for each in estimates])[slowest, rows],
-        np.array([each.busiest for each in estimates])[slowest, rows],
-    )
+    of_classes = zip(*(vars(each).values() for each in estimates), strict=True)
+    return Estimate(*(np.array(column)[slowest, rows] for column in of_classes))
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ class _Pace:
         half = (
             NamedHalf(group.job.collective, placement.data_group(rank)) if data else _nothing_sent
         )
-        tensor = placement.tensor_link(rank) if layout.tensor > 1 else None
+        tensor = placement.inside(rank)
         device = placement.kind(self.alike.kinds[rank])
         times = group.times[device.name]
         parts = kinds_of_block(group.job)
@@ -226,12 +221,13 @@ class _Pace:
         if self.ranks == 1:
             none = np.zeros((self.stages, 3))
             return none, none
-        hops, whole = placement.hops(self.alike), self.group.job.backend.whole_sends
+        hops, groups = placement.hops(self.alike), (self.group.layout, self.group.layout)
         times: list[tuple[float, float, float]] = []
         for source, target in hops.examples:
             link = placement.stage_link(source, target, self.alike.members)
             device, receiver = (placement.kind(self.alike.kinds[end]) for end in (source, target))
-            sent = stage_message(sent_bytes, link, device, placement, target, whole=whole)
+            inside = placement.inside(target)
+            sent = boundary_message(self.group.job, sent_bytes, link, device, groups, inside)
             taken_s = message_loss(device).driven(sent).driving_s, message_loss(receiver).of(sent)
             times.append((sent.alone_s(link.bandwidth_bytes_per_s), *taken_s))
         every = np.array(times)[hops.which]

@@ -30,7 +30,7 @@ from ratrain.plan.layout.sizes import (
     sent_boundary_bytes,
     trained_params,
 )
-from ratrain.plan.layout.transfers import group_message, regrouped_message
+from ratrain.plan.layout.transfers import boundary_message
 from ratrain.plan.layout.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
 from ratrain.plan.price.durations import costs_of_places
 from ratrain.program.replicas import Recovery
@@ -195,14 +195,8 @@ class _Places:
         size_bytes = sent_boundary_bytes(self._plan.job_of_messages(replica, here, there))
         link = self._links.between(number, here, there)
         device, inside = replica.groups[0][here][0].kind, self._links.sums(number, there)
-        layout, degrees = replica.layout_of(here), (replica.tensor[here], replica.tensor[there])
-        if degrees[0] == degrees[1]:
-            whole = self._plan.job.backend.whole_sends
-            sent = group_message(size_bytes, link, device, layout, inside, whole=whole)
-        else:
-            divided = replica.layout_of(there).sequence_parallel
-            over = None if divided else inside
-            sent = regrouped_message(size_bytes, link, device, degrees, gathered_over=over)
+        groups = replica.layout_of(here), replica.layout_of(there)
+        sent = boundary_message(self._plan.job, size_bytes, link, device, groups, inside)
         base, serves = self._setup.first_rank[number], replica.serves[there]
         return StageMessage(base + there, link, sent, serves)
 

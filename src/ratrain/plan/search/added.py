@@ -14,15 +14,12 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.draft.pools import FEW
 from ratrain.plan.layout.other_clusters import kinds_of, with_more_hosts
+from ratrain.plan.search.effort import ANY_REPLICAS, HOSTS_ADDED
 from ratrain.plan.search.every_plan import every_plan
-from ratrain.plan.search.known_plans import ANY_REPLICAS
 from ratrain.plan.search.layouts import Progress
 from ratrain.plan.search.misfit import planned
 from ratrain.plan.search.speedup import Watch, unwatched
 from ratrain.plan.search.tried import Tried
-
-HOSTS = (1, 2, 4, 8)
-"""How many are tried, the fewest first."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ def added_hosts(job: JobSpec, watch: Watch = unwatched) -> tuple[Added, ...]:
 def _added(job: JobSpec, kind: DeviceKind, watch: Watch) -> Added:
     any_replicas = job.cluster.devices <= ANY_REPLICAS
     first: Added | None = None
-    for hosts in HOSTS:
+    for hosts in HOSTS_ADDED:
         larger, devices = with_more_hosts(job, kind, hosts)
         try:
             with watch(f"planning more of {kind.name}") as progress:

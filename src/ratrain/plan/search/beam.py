@@ -10,31 +10,23 @@ from itertools import islice, permutations, product
 from math import inf
 
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.pools import Post, Shape, divisions_of, in_division, tensor_degrees
+from ratrain.plan.draft.pools import Post, Shape, in_division, tensor_degrees
 from ratrain.plan.draft.shares import best_shares, in_best_sizes
 from ratrain.plan.draft.space import Side, Space
-from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.enumerate import StateMode, divisions_of
 from ratrain.plan.price.kind_speed import kind_speed
-from ratrain.plan.search.effort import Effort
+from ratrain.plan.search.effort import (
+    BEAM_ALIKE,
+    LEAST_ALONE,
+    POLISHED,
+    POOL_ORDERS,
+    SEED_SIZES,
+    SEEDS,
+    WIDTHS,
+    Effort,
+)
 from ratrain.plan.search.moves import changed
 from ratrain.plan.search.moves_of_work import layers_between_hosts
-
-SIZES = 1, 2, 4, 8, 16
-"""Micro-batches in which seeds are made."""
-ORDERS = 24
-"""Orders of pools in which pipelines begin."""
-SEEDS = 80
-"""Seeds that are timed: of the least estimate, and of those whose slowest replica takes least."""
-WIDTHS = 16
-"""Ways in which pools are divided into tensor groups."""
-POLISHED = 2
-"""Times as many drafts as are changed are polished first."""
-ALIKE = 2
-"""Drafts of the same shapes that are changed in a round."""
-LEAST = 0.95
-"""Part of what a draft's slowest replica takes by itself, by the closed form, below which its step
-at the grain of stages does not lie. Measured, not proved: 0.969 was the least of some 9,000 drafts
-on three clusters, and 42 random clusters kept their plans."""
 
 Priced = tuple[float, Draft]
 
@@ -98,7 +90,7 @@ class Beam:
             if len(front) == width:
                 break
             families[draft.family] += 1
-            if families[draft.family] <= ALIKE:
+            if families[draft.family] <= BEAM_ALIKE:
                 front.append(draft)
         return front
 
@@ -111,7 +103,7 @@ class Beam:
     ) -> None:
         """Times those that are new, allowed, and may take less than so long."""
         for draft in drafts:
-            may_be = draft.key not in known and draft.alone_s * LEAST <= last_s
+            may_be = draft.key not in known and draft.alone_s * LEAST_ALONE <= last_s
             if may_be and self._is_allowed(draft, allowed):
                 known[draft.key] = self._time_s(draft), draft
 
@@ -138,7 +130,7 @@ class Beam:
         short."""
         space = self._space
         degrees = {t for pool in space.stages.pools for t in tensor_degrees(space.stages.job, pool)}
-        division = divisions_of(space.stages.job, [(Post(0, tensor),) for tensor in degrees])
+        division = divisions_of(space.stages.job, degrees)
         for state in space.states:
             made = [draft for divided in division for draft in seeds(space, divided, state)]
             yield from made
@@ -155,7 +147,7 @@ def seeds(space: Space, divided: bool, state: StateMode) -> Iterator[Draft]:
     grids = dict.fromkeys(
         tuple(in_division(shape, divided) for shape in grid) for grid in _grids(space)
     )
-    for grid, size in product(grids, SIZES):
+    for grid, size in product(grids, SEED_SIZES):
         if space.sequences % size == 0:
             draft = space.draft([Side(shape, size) for shape in grid], state)
             if draft is not None:
@@ -176,7 +168,7 @@ def _grids(space: Space) -> Iterator[list[Shape]]:
             yield [tuple(every[:kept])]
             yield [tuple(every[:kept][::-1])]
             yield [(every[0],), *([tuple(every[1:kept])] if kept > 1 else [])]
-        for order in islice(permutations(range(len(pools))), ORDERS):
+        for order in islice(permutations(range(len(pools))), POOL_ORDERS):
             for alone in range(len(pools)):
                 yield from _pipelines(wide, order[:alone], order[alone:])
 

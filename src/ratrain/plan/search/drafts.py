@@ -22,38 +22,28 @@ from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.search.beam import Beam
-from ratrain.plan.search.effort import MARGIN, Effort
+from ratrain.plan.search.effort import (
+    BEHIND,
+    CLOCK_MARGIN,
+    DRAFTS_ALIKE,
+    DRAFTS_OPS,
+    DRAFTS_ROUNDS,
+    LEAST_GAIN,
+    LONG_GAIN,
+    LONG_MARGIN,
+    MARGIN,
+    MEMBERS_MARGIN,
+    MOVES_SHOWN,
+    NEAR,
+    SLOWER_MARGIN,
+    Effort,
+)
 from ratrain.plan.search.moves import MOVES, MoveTried, changed
 from ratrain.plan.search.trial import timed
 from ratrain.plan.search.tried import Timed, climbed, step_of
 from ratrain.program.strategies import Strategy
 
 Progress = Callable[[int, int], None]
-
-NEAR = 40
-"""Changes of a draft that are timed in a round, those of the least estimate."""
-CLOCK_MARGIN, LONG_MARGIN = 1.02, 1.005
-"""A draft is not simulated whole whose time at the grain of stages is this much above the best; the
-second where its program is long. Of few devices, several to a host, `MARGIN` counts in place of the
-first: their links are estimated there."""
-MEMBERS_MARGIN = 1.12
-"""The same of a draft whose stages have members."""
-SLOWER_MARGIN = 1.05
-"""The same of a few further drafts (`Effort.slower`): they may leave memory in which some stages
-take larger micro-batches."""
-SHOWN = 6
-"""What a move makes of the plan that is taken: so many are timed, those of the least estimate."""
-LEAST_GAIN = 1e-6
-"""Part of a step that a change must save, as simulated whole."""
-LONG_GAIN = 1e-4
-"""Part of a step that a change of a long program must gain at the grain of stages."""
-ALIKE = 4
-"""Drafts simulated at most of the same shapes."""
-ROUNDS = 8
-BEHIND = 1e3
-OPS = 200_000
-"""Ops of one step, over all drafts of a class that are simulated, after which no more is begun:
-half of them for the best by estimate, half for what is made of these."""
 
 
 class DraftSearch:
@@ -74,10 +64,10 @@ class DraftSearch:
         """Whether drafts were made that were not allowed."""
         members = job.cluster.members()
         self.effort = effort
-        self._left, self._clock_left = OPS, effort.clock_ops
+        self._left, self._clock_left = DRAFTS_OPS, effort.clock_ops
         together = len({device.host for device in members}) < len(members)
         self._margin = MARGIN if together and not effort.spares_programs else CLOCK_MARGIN
-        self._most = 2 * (effort.simulated + effort.climbs * effort.changes * ROUNDS)
+        self._most = 2 * (effort.simulated + effort.climbs * effort.changes * DRAFTS_ROUNDS)
         self._known: dict[object, Timed | None] = {}
         self._clocked: dict[object, float | None] = {}
 
@@ -93,14 +83,14 @@ class DraftSearch:
         place of those whose stages have none."""
         effort = self.effort if seeds is None else self.effort.of_members
         best_s, tried = bar_s, dict[object, Timed]()
-        self._left, self._clock_left = OPS, self.effort.clock_ops
+        self._left, self._clock_left = DRAFTS_OPS, self.effort.clock_ops
         families: Counter[object] = Counter()
         fitting: set[object] = set()
         count = slower = 0
         for time_s, draft in self._priced(starts, allowed, effort, seeds):
-            if count >= effort.simulated or self._left < OPS // 2:
+            if count >= effort.simulated or self._left < DRAFTS_OPS // 2:
                 break
-            if families[draft.family] >= ALIKE:
+            if families[draft.family] >= DRAFTS_ALIKE:
                 continue
             if time_s > self._margin_of(draft) * best_s:
                 slower += 1
@@ -120,7 +110,7 @@ class DraftSearch:
         fastest = sorted(tried.values(), key=step_of)
         for start in fastest[: effort.climbs]:
             near = partial(self._simulated_near, effort=effort)
-            for better in climbed(start, near, ROUNDS, LEAST_GAIN):
+            for better in climbed(start, near, DRAFTS_ROUNDS, LEAST_GAIN):
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=step_of)
 
@@ -182,7 +172,7 @@ class DraftSearch:
                 continue
             others = move.of(self.space, draft)
             made = {other.key: other for other in others if other.key != draft.key}
-            near = nsmallest(SHOWN, made.values(), key=lambda other: other.estimate_s)
+            near = nsmallest(MOVES_SHOWN, made.values(), key=lambda other: other.estimate_s)
             times_s = [time_s for other in near if (time_s := time_of(other)) is not None]
             best_s = min(times_s, default=None)
             tried.append(MoveTried(name, move.words, len(made), best_s, step_s))

@@ -1,4 +1,4 @@
-"""How much the unequal search looks at, by the number of devices.
+"""How much searches look at: constants of each, and by the number of devices `Effort`.
 
 On a few devices nearly every draft is timed. On many, drafts are endless and programs take seconds.
 """
@@ -17,6 +17,109 @@ WIDTH = 8
 MEMBERS_ROUNDS = 1
 MARGIN = 1.2
 """A draft is neither timed nor simulated whose estimate is this much above the best step."""
+# ---- layouts of identical replicas ----------------------------------------------------------
+SIMULATED = 24
+"""Plans simulated at most."""
+SIMULATED_AT_LEAST = 6
+LAYOUTS_OPS = 1_000_000
+"""Ops simulated, over all plans, after which no further plan is begun."""
+LAYOUTS_MARGIN = 1.05
+"""A plan is not simulated whose estimate is this much above the best simulated step."""
+LAYOUTS_ALIKE = 4
+"""Plans simulated at most of the same degrees and micro-batch, so that others have their turn."""
+LAYOUTS_SHOWN = 10
+"""Plans that are kept, at most."""
+LAYOUTS_SPLIT = 12
+"""Pipelines tried at most in orders that split backward, those of the least estimates."""
+FILLED = 2 / 3
+"""Part of a pipeline's waits that such an order fills, where a forward and either half of backward
+take equally long: what is waited for is a forward, a backward and a gradient of weights less."""
+REFINED = 12
+"""Plans whose layers are moved about before any is simulated."""
+# ---- the beam among drafts ------------------------------------------------------------------
+SEED_SIZES = 1, 2, 4, 8, 16
+"""Micro-batches in which seeds are made."""
+POOL_ORDERS = 24
+"""Orders of pools in which pipelines begin."""
+SEEDS = 80
+"""Seeds that are timed: of the least estimate, and of those whose slowest replica takes least."""
+WIDTHS = 16
+"""Ways in which pools are divided into tensor groups."""
+POLISHED = 2
+"""Times as many drafts as are changed are polished first."""
+BEAM_ALIKE = 2
+"""Drafts of the same shapes that are changed in a round."""
+LEAST_ALONE = 0.95
+"""Part of what a draft's slowest replica takes by itself, by the closed form, below which its step
+at the grain of stages does not lie. Measured, not proved: 0.969 was the least of some 9,000 drafts
+on three clusters, and 42 random clusters kept their plans."""
+# ---- seeds whose stages have several members ------------------------------------------------
+SPREADS, FEW_SPREADS = 400, 40
+"""Ways to spread posts over stages that are looked at, the fewest stages first: of all devices in
+one tensor degree, and of other posts."""
+PIPELINES_KEPT, MOST_REPLICAS, SETS_KEPT = 3, 3, 40
+"""Pipelines kept of the same devices; how many a draft has at most; sets kept of so many."""
+MEMBERS_SEEDS = 120
+"""Seeds of each sort: a pipeline of all devices in one tensor degree, any other pipeline, several
+pipelines."""
+# ---- moves ----------------------------------------------------------------------------------
+MOST_STAGES, FULLEST = 16, 6
+"""Stages up to which any gives a layer to any; of more, so many give and so many take."""
+MEMBERS_CUTS = 6
+"""Layers that are moved one after another."""
+# ---- drafts simulated whole -----------------------------------------------------------------
+NEAR = 40
+"""Changes of a draft that are timed in a round, those of the least estimate."""
+CLOCK_MARGIN, LONG_MARGIN = 1.02, 1.005
+"""A draft is not simulated whole whose time at the grain of stages is this much above the best; the
+second where its program is long. Of few devices, several to a host, `MARGIN` counts in place of the
+first: their links are estimated there."""
+MEMBERS_MARGIN = 1.12
+"""The same of a draft whose stages have members."""
+SLOWER_MARGIN = 1.05
+"""The same of a few further drafts (`Effort.slower`): they may leave memory in which some stages
+take larger micro-batches."""
+MOVES_SHOWN = 6
+"""What a move makes of the plan that is taken: so many are timed, those of the least estimate."""
+LEAST_GAIN = 1e-6
+"""Part of a step that a change must save, as simulated whole."""
+LONG_GAIN = 1e-4
+"""Part of a step that a change of a long program must gain at the grain of stages."""
+DRAFTS_ALIKE = 4
+"""Drafts simulated at most of the same shapes."""
+DRAFTS_ROUNDS = 8
+BEHIND = 1e3
+DRAFTS_OPS = 200_000
+"""Ops of one step, over all drafts of a class that are simulated, after which no more is begun:
+half of them for the best by estimate, half for what is made of these."""
+# ---- what comes after -----------------------------------------------------------------------
+STARTS = 4
+"""Plans of alike replicas that the search for others begins with."""
+DEVICES = 256
+"""Devices at most: on more, replicas are alike."""
+RESIZED_PLANS = 4
+"""Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
+RESIZED_LEAN = 4
+"""Plans tried so beside them: slower ones that leave more memory."""
+REORDERED, REORDERED_MEMBERS = 4, 2
+"""Plans of each class, the fastest of each family as simulated, that are tried in other compute
+orders: of those whose stages have one member each, and of the others."""
+SIZES_OPS = 100_000
+"""Ops of one step, over all plans that are proved and simulated, after which no more is begun."""
+SIZES_ROUNDS = 100
+"""Changes one after another at most: operations end first."""
+WORTH_SIZES = 0.002
+"""Part of a step that other sizes must save: they take memory, and are harder to read."""
+REORDERED_ROUNDS, REORDERED_CHANGES = 4, 16
+"""Changes of the fastest one after another, and those simulated for each: of the least estimate."""
+# ---- plans beside one that is explained -----------------------------------------------------
+ANY_REPLICAS = 8
+"""Devices up to which a plan file, and a job with another host, are judged by plans of replicas
+that differ too: on more that takes several seconds each. A job is always planned with both."""
+HOSTS_ADDED = (1, 2, 4, 8)
+"""How many are tried, the fewest first."""
+DOUBLINGS = 6
+"""How many times the devices are doubled in search of a number that suffices."""
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,20 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
 from ratrain.errors import Infeasible
 from ratrain.plan.file.form import PlanFile
+from ratrain.plan.search.effort import STARTS
 from ratrain.plan.search.layouts import Progress, Search
 from ratrain.plan.search.misfit import planned
 from ratrain.plan.search.tried import Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 from ratrain.program.skeletons import SKELETONS
 
-STARTS = 4
-"""Plans of alike replicas that the search for others begins with."""
 NO_ALIKE = "no plan with identical replicas fits"
 
 
 @dataclass(frozen=True)
 class EveryPlan:
-    """Both searches of a job; at least one has found a plan. `alike` is None where no plan of alike
-    replicas fits, `unequal` where none of others is searched for."""
+    """Both searches of a job. `alike` is None where no plan of alike replicas fits, `unequal` where
+    none of others is searched for."""
 
     job: JobSpec
     alike: Search | None
@@ -51,6 +50,13 @@ class EveryPlan:
         return self.alike.best
 
     @property
+    def fastest_s(self) -> float:
+        """The fastest step of a plan that can be trained; infinite where there is none."""
+        alike = self.alike.tried[:1] if self.alike is not None else ()
+        unequal = self.unequal.trainable[:1] if self.unequal is not None else ()
+        return min([inf, *(plan.step_s for plan in (*alike, *unequal))])
+
+    @property
     def usable(self) -> tuple[Tried, ...]:
         """All plans that can be trained, or that there are where none can: the fastest first."""
         unequal, alike = self.unequal, self.alike.tried if self.alike is not None else ()
@@ -72,23 +78,32 @@ class EveryPlan:
 def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = False) -> EveryPlan:
     """The `EveryPlan` of a job without a layout. Raises `Infeasible` where nothing fits. `quick`:
     less is tried of replicas that differ."""
+    alike, infeasible = None, None
     try:
         alike = planned(job, progress)
-    except Infeasible:
-        unequal = unequal_search(job, (), inf, progress, quick=quick) if searchable(job) else None
-        if unequal is None or not (unequal.trainable or unequal.others):
-            raise
-        return EveryPlan(job, None, unequal)
+    except Infeasible as error:
+        infeasible = error
+    plans = with_unequal(job, alike, progress, quick=quick)
+    if infeasible and not (plans.unequal and (plans.unequal.trainable or plans.unequal.others)):
+        raise infeasible
+    return plans
+
+
+def with_unequal(
+    job: JobSpec, alike: Search | None, progress: Progress | None, *, quick: bool = False
+) -> EveryPlan:
+    """These plans of alike replicas, and those of others that are faster."""
     if not searchable(job):
         return EveryPlan(job, alike, None)
-    starts = [tried.plan for tried in alike.tried[:STARTS]]
-    unequal = unequal_search(
-        job, starts, alike.best.step_s, progress, whole_s=fastest_whole_s(alike.tried), quick=quick
-    )
+    tried = alike.tried if alike is not None else ()
+    best_s = min((plan.step_s for plan in tried), default=inf)
+    starts = [plan.plan for plan in tried[:STARTS]]
+    whole_s = _fastest_whole_s(tried)
+    unequal = unequal_search(job, starts, best_s, progress, whole_s=whole_s, quick=quick)
     return EveryPlan(job, alike, unequal)
 
 
-def fastest_whole_s(tried: Sequence[Tried]) -> float:
+def _fastest_whole_s(tried: Sequence[Tried]) -> float:
     """The step of the fastest of these with backward whole, of the fastest of all where each is
     split; they come the fastest first. Infinite where there are none."""
     whole = (t for t in tried if not SKELETONS[t.plan.strategy.skeleton].split_backward)

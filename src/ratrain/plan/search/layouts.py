@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -26,38 +26,23 @@ from ratrain.plan.price.bill import FORWARD
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.kind_speed import least_step_s, parts_of_cluster
-from ratrain.plan.price.places import costs_of
-from ratrain.plan.price.trial import STEPS, proof, timed
-from ratrain.plan.search.tried import Tried
+from ratrain.plan.price.trial import tried_out
+from ratrain.plan.search.effort import (
+    FILLED,
+    LAYOUTS_ALIKE,
+    LAYOUTS_MARGIN,
+    LAYOUTS_OPS,
+    LAYOUTS_SHOWN,
+    LAYOUTS_SPLIT,
+    REFINED,
+    SIMULATED,
+    SIMULATED_AT_LEAST,
+)
+from ratrain.plan.search.tried import Tried, step_of
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
-from ratrain.simulate.long import simulate_proved
 
 Progress = Callable[[int, int], None]
-
-SIMULATED = 24
-"""Plans simulated at most."""
-SIMULATED_AT_LEAST = 6
-OPS = 250_000
-"""Ops of one step, over all plans simulated, after which no further plan is begun."""
-MARGIN = 1.05
-"""A plan is not simulated whose estimate is this much above the best simulated step."""
-ALIKE = 4
-"""Plans simulated at most of the same degrees and micro-batch, so that others have their turn."""
-PROVED = 10
-"""Plans whose whole program is proved and simulated, at most: those that are shown."""
-PROVED_AT_LEAST = 5
-PROVED_OPS = 1_000_000
-"""Ops simulated of whole programs, after which no further one is begun."""
-SPLIT = 12
-"""Pipelines tried at most in orders that split backward, those of the least estimates."""
-FILLED = 2 / 3
-"""Part of a pipeline's waits that such an order fills, where a forward and either half of backward
-take equally long: what is waited for is a forward, a backward and a gradient of weights less."""
-COMPARED = 3
-"""Plans of all devices that are proved, where the best leaves some idle."""
-REFINED = 12
-"""Plans whose layers are moved about before any is simulated."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +92,12 @@ def search_layouts(job: JobSpec, progress: Progress | None = None) -> Search:
     rows = sorted(
         [*refined, *ranked[: 4 * SIMULATED]], key=lambda entry: (entry[0], len(entry[1].group))
     )
-    simulated = sorted(_simulated(rows, progress), key=lambda tried: tried.step_s)
-    simulated = sorted([*_split(rows, simulated), *simulated], key=lambda tried: tried.step_s)
+    simulated = sorted(_simulated(rows, progress), key=step_of)
+    simulated = sorted([*_split(rows, simulated), *simulated], key=step_of)
     gaps = [abs(tried.gap) for tried in simulated]
-    shown = sorted(_proved(simulated), key=lambda tried: tried.step_s)
     return Search(
         job,
-        tuple(shown),
+        tuple(simulated[:LAYOUTS_SHOWN]),
         len(simulated),
         sum(gaps) / max(len(gaps), 1),
         checked,
@@ -121,7 +105,7 @@ def search_layouts(job: JobSpec, progress: Progress | None = None) -> Search:
         sum(int(checked_group.fits.sum()) for checked_group in checked),
         check_s,
         time.perf_counter() - began,
-        _all_devices_s(shown[0], checked, simulated) if shown else None,
+        _all_devices_s(checked, simulated) if simulated else None,
     )
 
 
@@ -144,12 +128,12 @@ def _checked(job: JobSpec) -> Iterator[Checked]:
                 raise
 
 
-def _all_devices_s(best: Tried, checked: Sequence[Checked], tried: Sequence[Tried]) -> float | None:
-    """The fastest step of a plan that uses every device, where the best one does not. None where no
-    such plan is proved to fit."""
-    if not best.plan.idle:
+def _all_devices_s(checked: Sequence[Checked], tried: Sequence[Tried]) -> float | None:
+    """The fastest step of a plan that uses every device, where the best of these does not. None
+    where no such plan is proved to fit."""
+    if not tried[0].plan.idle:
         return None
-    whole = [plan for plan in tried if not plan.plan.idle]
+    whole = [plan.step_s for plan in tried if not plan.plan.idle]
     if not whole:
         rows = [
             (float(times[row]), group, row)
@@ -159,9 +143,8 @@ def _all_devices_s(best: Tried, checked: Sequence[Checked], tried: Sequence[Trie
             for row in (int(times.argmin()),)
         ]
         rows.sort(key=lambda entry: entry[0])
-        whole = list(islice(_simulated(rows, None), SIMULATED_AT_LEAST))
-    proved = _proved(sorted(whole, key=lambda plan: plan.step_s))
-    return min((plan.step_s for plan in islice(proved, COMPARED)), default=None)
+        whole = [plan.step_s for plan in islice(_simulated(rows, None), SIMULATED_AT_LEAST)]
+    return min(whole, default=None)
 
 
 def check(group: Group) -> Checked:
@@ -251,24 +234,34 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
     if progress is not None:
         progress(0, SIMULATED)
     for estimate_s, checked, row in rows:
-        enough = count >= SIMULATED or (count >= SIMULATED_AT_LEAST and done > OPS)
-        if enough or (count and estimate_s > MARGIN * best):
+        enough = count >= SIMULATED or (count >= SIMULATED_AT_LEAST and done > LAYOUTS_OPS)
+        if enough or (count and estimate_s > LAYOUTS_MARGIN * best):
             break
         key = _same_program(checked, row)
         group = checked.group
         family = replace(group.layout, layers="equal"), group.job.batch.micro_batch
-        if key in seen or alike[family] >= ALIKE:
+        if key in seen or alike[family] >= LAYOUTS_ALIKE:
             continue
         seen.add(key)
         alike[family] += 1
         plan = plan_of_row(checked.group, row, checked.recovery[row])
-        step_s, ops = timed(plan)
+        tried, ops = _tried(plan, estimate_s)
         done, count = done + ops, count + 1
         if progress is not None:
             progress(count, SIMULATED)
-        if step_s is not None:
-            best = min(best, step_s)
-            yield Tried(plan, estimate_s, step_s)
+        if tried is not None:
+            best = min(best, tried.step_s)
+            yield tried
+
+
+def _tried(plan: Plan, estimate_s: float) -> tuple[Tried | None, int]:
+    """A plan as simulated, None where it is not proved to run and to fit; and the ops that this
+    took."""
+    proved, ran = tried_out(plan)
+    if ran is None:
+        return None, len(proved.short.table)
+    bound_bytes = max((b.total_bytes for b in proved.verdict.bounds), default=0)
+    return Tried(plan, estimate_s, ran.step_time_s, bound_bytes, proved), ran.ops_simulated
 
 
 def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]:
@@ -281,7 +274,7 @@ def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]
     for entry in rows:
         _, checked, row = entry
         key = _same_program(checked, row)
-        if len(seen) >= SPLIT:
+        if len(seen) >= LAYOUTS_SPLIT:
             return
         if key in seen or _filled_s(entry) > best_s:
             continue
@@ -290,10 +283,10 @@ def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]
             if not fit.fits.all():
                 continue
             seen.add(key)
-            step_s, _ = timed(split)
-            if step_s is not None and step_s <= bar_s:
-                best_s = min(best_s, step_s)
-                yield Tried(split, float(fit.step_s[0]), step_s)
+            tried, _ = _tried(split, float(fit.step_s[0]))
+            if tried is not None and tried.step_s <= bar_s:
+                best_s = min(best_s, tried.step_s)
+                yield tried
 
 
 def _filled_s(entry: Entry) -> float:
@@ -310,20 +303,3 @@ def _in_split_orders(plan: Plan) -> Iterator[Plan]:
     for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
         strategy = replace(plan.strategy, skeleton=name)
         yield replace(plan, job=in_split_order(plan.job, name), strategy=strategy)
-
-
-def _proved(simulated: Iterable[Tried]) -> Iterator[Tried]:
-    """Those whose whole program is proved to run and to fit, with its step."""
-    done, count = 0, 0
-    for tried in simulated:
-        if count >= PROVED or (count >= PROVED_AT_LEAST and done > PROVED_OPS):
-            return
-        plan = tried.plan
-        whole = proof(plan.strategy, plan.setup, plan.choices)
-        if whole.verdict.sound:
-            costs = costs_of(plan, whole.short.setup)
-            simulated_whole = simulate_proved(whole, costs, steps=STEPS)
-            done, count = done + simulated_whole.ops_simulated, count + 1
-            bound_bytes = max((b.total_bytes for b in whole.verdict.bounds), default=0)
-            step_s = simulated_whole.step_time_s
-            yield replace(tried, proved=whole, step_s=step_s, bound_bytes=bound_bytes)

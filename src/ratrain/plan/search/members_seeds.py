@@ -23,28 +23,25 @@ from ratrain.plan.draft.pools import (
     FEW,
     Post,
     Shape,
-    divisions_of,
     in_division,
     tensor_degrees,
     used_of,
 )
 from ratrain.plan.draft.space import Side, Space, StageMembers
 from ratrain.plan.draft.stages import Stages
-from ratrain.plan.layout.enumerate import StateMode, divisors_of
+from ratrain.plan.layout.enumerate import StateMode, divisions_of, divisors_of
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search.effort import FEWEST
+from ratrain.plan.search.effort import (
+    FEW_SPREADS,
+    FEWEST,
+    MEMBERS_SEEDS,
+    MOST_REPLICAS,
+    PIPELINES_KEPT,
+    SETS_KEPT,
+    SPREADS,
+)
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
-
-SPREADS, FEW_SPREADS = 400, 40
-"""Ways to spread posts over stages that are looked at, the fewest stages first: of all devices in
-one tensor degree, and of other posts."""
-KEPT, MOST_REPLICAS, SETS = 3, 3, 40
-"""Pipelines kept of the same devices; how many a draft has at most; sets kept of so many."""
-
-SEEDS = 120
-"""Seeds of each sort: a pipeline of all devices in one tensor degree, any other pipeline, several
-pipelines."""
 
 Posts = tuple[tuple[Post, int], ...]
 """Posts, and how many of each."""
@@ -59,14 +56,14 @@ def members_seeds(space: Space, bar_s: float) -> Iterator[Draft]:
     if sum(space.counts) > FEW:
         return
     degrees = {t for pool in stages.pools for t in tensor_degrees(stages.job, pool)}
-    division = divisions_of(stages.job, [(Post(0, tensor),) for tensor in degrees])
+    division = divisions_of(stages.job, degrees)
     sizes = [size for size in divisors_of(space.sequences) if size <= LARGEST_MICRO_BATCH]
     for state in space.members_states:
         every = [Ideas(space, size, state, divided) for divided in division for size in sizes]
         ideas = [(idea, of_size) for of_size in every for idea in of_size.best(bar_s)]
         for sort in {idea.sort for idea, _ in ideas}:
             of_sort = (each for each in ideas if each[0].sort == sort)
-            best = nsmallest(SEEDS, of_sort, key=lambda each: each[0].time_s)
+            best = nsmallest(MEMBERS_SEEDS, of_sort, key=lambda each: each[0].time_s)
             yield from filter(None, (of_size.draft(idea) for idea, of_size in best))
         if not any(of_size.memory_binds for of_size in every):
             return
@@ -111,7 +108,7 @@ class Ideas:
         library: list[_Pipeline] = []
         for posts in _every_posts(self._stages):
             kept = self._of_posts(posts, bar_s)
-            library += kept[:KEPT]
+            library += kept[:PIPELINES_KEPT]
             sort = 0 if self._is_plain(posts) else 1
             for pipeline in kept:
                 time_s = self._batches * pipeline.slot_s + pipeline.ramp_s
@@ -160,7 +157,7 @@ class Ideas:
                 every.append(_Pipeline(quick.slot_s, quick.ramp_s, posted, holders, used))
         share = self._batches * self._rate(used) / self._rate(self._counts)
         every.sort(key=lambda pipeline: share * pipeline.slot_s + pipeline.ramp_s)
-        return every if is_whole else every[: 2 * KEPT]
+        return every if is_whole else every[: 2 * PIPELINES_KEPT]
 
     def _held(
         self, shapes: tuple[Shape, ...], rest: Used, maker: MembersParts
@@ -207,7 +204,7 @@ class Ideas:
             longer = [
                 made for chosen in sets for made in table.longer(chosen, self._batches, bar_s)
             ]
-            sets = [chosen for _, chosen in nsmallest(SETS, longer)]
+            sets = [chosen for _, chosen in nsmallest(SETS_KEPT, longer)]
             for chosen in sets:
                 pipelines = [shared[number] for number in chosen]
                 time_s = _level_s(self._batches, pipelines)

@@ -18,13 +18,11 @@ from ratrain.plan.layout.tiers import leaner_jobs
 from ratrain.plan.price.bill import FORWARD, NONE, bill
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
+from ratrain.plan.search.effort import DOUBLINGS
 from ratrain.plan.search.fit import require_room
 from ratrain.plan.search.layouts import Checked, Progress, Search, search_layouts
 from ratrain.program.replicas import Recovery
 from ratrain.program.text.family_groups import takes
-
-DOUBLINGS = 6
-"""How many times the devices are doubled in search of a number that suffices."""
 
 
 @dataclass(frozen=True)
@@ -162,18 +160,6 @@ def _degrees(group: Group) -> tuple[int, int, int, int]:
     return layout.pipeline, layout.data, layout.tensor, layout.virtual
 
 
-_AXES = (
-    "recovery",
-    "order",
-    "sequence parallelism",
-    "micro-batch",
-    "state mode",
-    "buffer",
-    "layers",
-    "order of kinds",
-)
-
-
 def _change(search: Search, checked: Checked, row: int) -> str:
     """What differs in the nearest row of the same degrees that fits: fewest axes, then fastest."""
     axes = _axes(checked, row)
@@ -184,48 +170,31 @@ def _change(search: Search, checked: Checked, row: int) -> str:
             continue
         for candidate_row in np.flatnonzero(other.fits).tolist():
             theirs = _axes(other, candidate_row)
-            differing = [name for name in _AXES if theirs[name] != axes[name]]
+            pairs = zip(theirs, axes, strict=True)
+            differing = [words for (value, words), (mine, _) in pairs if value != mine]
             key = (len(differing), float(other.step_s[candidate_row]))
             if best is None or key < best:
-                best = key
-                told = _axes_in_words(other, candidate_row)
-                words = "; ".join(told[name] for name in differing if theirs[name])
+                best, words = key, "; ".join(filter(None, differing))
     return words
 
 
-def _axes(checked: Checked, row: int) -> dict[str, str]:
+def _axes(checked: Checked, row: int) -> list[tuple[object, str]]:
+    """What a row is but for its degrees; and as it follows "it would fit with"."""
     group, ahead = checked.group, bool((checked.recovery[row] == FORWARD).any())
     modes = [MODES[int(code)] for code in checked.recovery[row]]
     mode = group.modes[int(group.mode[row])]
     where = "sharded" if mode.sharded_gradients else "local"
-    return {
-        "order": group.strategy.skeleton,
-        "sequence parallelism": "on" if group.layout.sequence_parallel else "off",
-        "micro-batch": str(group.job.batch.micro_batch),
-        "state mode": f"sharding {mode.sharding} with {where} gradients",
-        "buffer": str(int(group.buffer[row])) if ahead else "",
-        "layers": write_list(group.layers[row].tolist(), STAGES),
-        "recovery": write_list([mode.value for mode in modes], STAGES),
-        "order of kinds": "reversed" if group.reversed_kinds else "as listed",
-    }
-
-
-def _axes_in_words(checked: Checked, row: int) -> dict[str, str]:
-    """The same for people: what follows "it would fit with"."""
-    group, axes = checked.group, _axes(checked, row)
-    mode = group.modes[int(group.mode[row])]
-    where = "sharded" if mode.sharded_gradients else "local"
     no = "" if group.layout.sequence_parallel else "no "
-    return {
-        "order": f"order {axes['order']}",
-        "sequence parallelism": f"{no}sequence parallelism",
-        "micro-batch": f"micro-batch {axes['micro-batch']}",
-        "state mode": f"sharding level {mode.sharding} (ZeRO-{mode.sharding}), {where} gradients",
-        "buffer": f"recovery buffer {axes['buffer']}",
-        "layers": f"layers of stages {axes['layers']}",
-        "recovery": _recovery_in_words([MODES[int(code)] for code in checked.recovery[row]]),
-        "order of kinds": f"device kinds {axes['order of kinds']}",
-    }
+    words = (
+        f"order {group.strategy.skeleton}",
+        f"{no}sequence parallelism",
+        f"micro-batch {group.job.batch.micro_batch}",
+        f"sharding level {mode.sharding} (ZeRO-{mode.sharding}), {where} gradients",
+        f"recovery buffer {int(group.buffer[row])}" if ahead else "",
+        f"layers of stages {write_list(group.layers[row].tolist(), STAGES)}",
+        f"device kinds {'reversed' if group.reversed_kinds else 'as listed'}",
+    )
+    return [(modes, _recovery_in_words(modes)), *zip(words, words, strict=True)]
 
 
 _TOLD = {

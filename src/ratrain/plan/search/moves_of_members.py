@@ -8,10 +8,9 @@ from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.draft.pools import Post, tensor_degrees
 from ratrain.plan.draft.space import Drafts, Side, Space, StageMembers, sides_of
+from ratrain.plan.search.effort import MEMBERS_CUTS
 from ratrain.plan.search.moves_of_devices import anew
 
-ROUNDS = 6
-"""Layers that are moved one after another."""
 Place = tuple[int, int]
 """A replica, and a stage of it."""
 Edits = dict[Place, tuple[list[Post], list[Post]]]
@@ -21,7 +20,7 @@ Edits = dict[Place, tuple[list[Post], list[Post]]]
 def best_members_cuts(space: Space, draft: Draft) -> Drafts:
     """Layers moved one by one as long as that gains."""
     here = draft
-    for _ in range(ROUNDS):
+    for _ in range(MEMBERS_CUTS):
         near = filter(None, _layers_moved(space, here))
         other = min(near, key=lambda near_draft: near_draft.estimate_s, default=here)
         if other.estimate_s >= here.estimate_s:

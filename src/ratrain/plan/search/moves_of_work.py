@@ -8,13 +8,12 @@ from math import gcd
 
 from ratrain.plan.draft.aligned import cut_alike, moved_alike
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.parts import recut
-from ratrain.plan.draft.pools import divisions_of, in_division
+from ratrain.plan.draft.parts import layers_moved, recut
+from ratrain.plan.draft.pools import in_division
 from ratrain.plan.draft.shares import best_shares, in_best_sizes
 from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
-
-MOST_STAGES, FULLEST = 16, 6
-"""Stages up to which any gives a layer to any; of more, so many give and so many take."""
+from ratrain.plan.layout.enumerate import divisions_of
+from ratrain.plan.search.effort import FULLEST, MOST_STAGES
 
 
 def a_micro_batch(space: Space, draft: Draft) -> Drafts:
@@ -48,12 +47,8 @@ def a_layer(space: Space, draft: Draft) -> Drafts:
         givers, takers = sorted(busiest[:FULLEST]), sorted(busiest[-FULLEST:])
         if count <= MOST_STAGES:
             givers = takers = list(range(count))
-        for source, target in product(givers, takers):
-            if source != target and part.layers[source] > 1:
-                layers = list(part.layers)
-                layers[source] -= 1
-                layers[target] += 1
-                yield from _in_place(space, draft, places, layers=tuple(layers))
+        for layers in layers_moved(part.layers, product(givers, takers)):
+            yield from _in_place(space, draft, places, layers=layers)
 
 
 def two_neighbours(space: Space, draft: Draft) -> Drafts:
@@ -116,7 +111,8 @@ def state_sharing(space: Space, draft: Draft) -> Drafts:
 
 def sequence_parallelism(space: Space, draft: Draft) -> Drafts:
     """Sequences divided in tensor groups, or not."""
-    if len(divisions_of(space.stages.job, (part.shape for part in draft.parts))) > 1:
+    degrees = {post.tensor for part in draft.parts for post in part.shape}
+    if len(divisions_of(space.stages.job, degrees)) > 1:
         sides = [
             side._replace(shape=in_division(side.shape, not draft.divided))
             for side in sides_of(draft)

@@ -11,28 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import pairwise
 
 from ratrain.cost.measured import Unmeasured
+from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
+from ratrain.plan.search.effort import SIZES_OPS, SIZES_ROUNDS, WORTH_SIZES
 from ratrain.plan.search.trial import timed_recovering
 from ratrain.plan.search.tried import Timed, climbed
 from ratrain.program.skeletons import SKELETONS
-
-OPS = 100_000
-"""Ops of one step, over all plans that are proved and simulated, after which no more is begun."""
-ROUNDS = 100
-"""Changes one after another at most: operations end first."""
-WORTH_IT = 0.002
-"""Part of a step that other sizes must save: they take memory, and are harder to read."""
 
 
 def in_other_sizes(start: Timed, begins: Callable[[], None]) -> Iterator[Timed]:
     """Ever faster plans, each with other sizes on some stages than the one before. `begins` is
     called for each that is tried."""
-    left, known = OPS, {_key(start.plan)}
+    left, known = SIZES_OPS, {_key(start.plan)}
 
     def near(here: Timed) -> Iterator[Timed]:
         nonlocal left
@@ -42,11 +37,11 @@ def in_other_sizes(start: Timed, begins: Callable[[], None]) -> Iterator[Timed]:
             known.add(_key(plan))
             left -= here.draft.ops
             begins()
-            timed = _timed(here, plan, here.step_s * (1 - WORTH_IT))
+            timed = _timed(here, plan, here.step_s * (1 - WORTH_SIZES))
             if timed is not None and timed.refusals == start.refusals:
                 yield timed
 
-    return climbed(start, near, ROUNDS, WORTH_IT)
+    return climbed(start, near, SIZES_ROUNDS, WORTH_SIZES)
 
 
 def _timed(here: Timed, plan: Plan, bar_s: float) -> Timed | None:
@@ -83,14 +78,9 @@ def _neighbours(plan: Plan) -> Iterator[Plan]:
 
 def _recut(entry: PlacedReplica) -> Iterator[PlacedReplica]:
     """A layer in the stage before or behind its own."""
-    layers = entry.layout.layers
-    assert isinstance(layers, tuple)  # a plan gives numbers
-    for source, target in permutations(range(len(layers)), 2):
-        if abs(source - target) == 1 and layers[source] > 1:
-            moved = list(layers)
-            moved[source] -= 1
-            moved[target] += 1
-            yield replace(entry, layout=replace(entry.layout, layers=tuple(moved)))
+    pairs = [pair for n in range(1, entry.layout.stages) for pair in ((n - 1, n), (n, n - 1))]
+    for layers in layers_moved(entry.layers, pairs):
+        yield replace(entry, layout=replace(entry.layout, layers=layers))
 
 
 def _together(entry: PlacedReplica) -> list[frozenset[int]]:

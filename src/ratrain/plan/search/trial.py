@@ -13,9 +13,9 @@ from ratrain.plan.draft.pools import Pool
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.places import PlanCosts
-from ratrain.plan.price.trial import STEPS, maker, proof
+from ratrain.plan.price.trial import STEPS, maker, only_over_budget, tried_out
 from ratrain.plan.search.tried import Timed
-from ratrain.program.verify import Rule, Verdict
+from ratrain.program.verify import Verdict
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import step_time_s
 
@@ -58,15 +58,14 @@ def timed_plan(draft: Draft, plan: Plan, bar_s: float) -> tuple[Timed | None, tu
     if _least_s(plan, costs) >= bar_s:
         return None, ()
     try:
-        proved = proof(plan.strategy, plan.setup, plan.choices)
+        proved, ran = tried_out(plan, costs)
     except ProgramError:  # no order of these passes
         return None, ()
-    if not proved.verdict.sound:
+    if ran is None:
         return None, _short_ranks(proved.verdict)
-    of_steps = costs.of(proved.short.setup)
-    step_s = simulate_proved(proved, of_steps, steps=STEPS).step_time_s
-    if has_members(plan) and step_s < bar_s:
-        step_s = simulate_proved(proved, of_steps).step_time_s  # a short and a long may alternate
+    step_s = ran.step_time_s
+    if has_members(plan) and step_s < bar_s:  # a short and a long may alternate
+        step_s = simulate_proved(proved, costs.of(proved.short.setup)).step_time_s
     bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
     return Timed(plan, draft.estimate_s, step_s, bound_bytes, draft=draft), ()
 
@@ -111,6 +110,6 @@ def _least_s(plan: Plan, costs: PlanCosts) -> float:
 
 def _short_ranks(verdict: Verdict) -> tuple[int, ...]:
     """The ranks over their budget, where memory is all that is wrong."""
-    if any(finding.rule is not Rule.OVER_BUDGET for finding in verdict.findings):
+    if not only_over_budget(verdict):
         return ()
     return tuple(sorted({finding.rank for finding in verdict.findings}))

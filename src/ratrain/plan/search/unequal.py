@@ -12,7 +12,7 @@ simulated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -20,32 +20,23 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.space import of_plan
 from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.layout.plan import Plan, has_members
+from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.kind_speed import least_step_s
 from ratrain.plan.search.drafts import DraftSearch, Progress
-from ratrain.plan.search.effort import effort_of
+from ratrain.plan.search.effort import (
+    DEVICES,
+    REORDERED,
+    REORDERED_MEMBERS,
+    RESIZED_LEAN,
+    RESIZED_PLANS,
+    effort_of,
+)
 from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.sizes import in_other_sizes
-from ratrain.plan.search.split import (
-    SplitSearch,
-    in_layer_orders,
-    in_split_orders,
-    may_be_split,
-    together_tried,
-)
+from ratrain.plan.search.split import LAYER_MAJOR, SPLIT, Reordered, Reordering
 from ratrain.plan.search.tried import Timed, step_of
 from ratrain.program.skeletons import SKELETONS
-
-DEVICES = 256
-"""Devices at most: on more, replicas are alike."""
-RESIZED_PLANS = 4
-"""Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
-RESIZED_LEAN = 4
-"""Plans tried so beside them: slower ones that leave more memory."""
-REORDERED, REORDERED_MEMBERS = 4, 2
-"""Plans of each class, the fastest as simulated, that are tried in other compute orders: of those
-whose stages have one member each, and of the others, which are often much alike."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +110,10 @@ def unequal_search(
         further = [plan for plan in found if not (trains and plan.draft.trainable)]
     others = _in_other_sizes(seeker, further)
     others = _fastest([*others, *(plan for plan in of_members if plan.refusals)])
-    trainable = _in_layer_orders(seeker, trainable, starts, whole_s)
-    whole_s = _least(whole_s, trainable)
-    others = _in_layer_orders(seeker, others, [], whole_s)
-    trainable = _in_split_orders(seeker, trainable, starts, whole_s)
-    others = _in_split_orders(seeker, others, [], _least(whole_s, others))
+    for order in (LAYER_MAJOR, SPLIT):
+        trainable = _in_orders(seeker, order, trainable, starts, whole_s)
+        whole_s = _least(whole_s, trainable if order is LAYER_MAJOR else ())
+        others = _in_orders(seeker, order, others, [], _least(whole_s, others))
     bar_s = _least(known_s, trainable)
     best = next((plan.draft for plan in (*trainable, *others)), starts[0] if starts else None)
     return UnequalSearch(
@@ -166,41 +156,22 @@ def _leaner(plans: Sequence[Timed]) -> Iterator[Timed]:
             yield plan
 
 
-def _in_layer_orders(
+def _in_orders(
     seeker: DraftSearch,
+    order: Reordering,
     plans: Sequence[Timed],
     starts: Sequence[Draft],
-    whole_s: float,
+    known_s: float,
 ) -> list[Timed]:
-    """These plans; and the best of them, and all of these starts, in layer-major orders where that
-    gains enough."""
-    tried = _reordered(seeker, plans, starts, lambda plan: bool(together_tried(plan)))
-    return _fastest([*plans, *in_layer_orders(tried, whole_s, seeker.watch)])
-
-
-def _in_split_orders(
-    seeker: DraftSearch,
-    plans: Sequence[Timed],
-    starts: Sequence[Draft],
-    whole_s: float,
-) -> list[Timed]:
-    """The same with backward split."""
-    climbs = not seeker.effort.spares_programs
-    search = SplitSearch(seeker.job, seeker.stages.pools, seeker.near, seeker.watch, climbs)
-    tried = _reordered(seeker, plans, starts, may_be_split)
-    return _fastest([*plans, *in_split_orders(search, tried, whole_s)])
-
-
-def _reordered(
-    seeker: DraftSearch,
-    plans: Sequence[Timed],
-    starts: Sequence[Draft],
-    may_be: Callable[[Plan], bool],
-) -> list[Timed]:
-    """The fastest of these plans, and all of these starts, that may be in another order."""
-    fit = [plan for plan in plans if may_be(plan.plan)]
-    of_members = [plan for plan in fit if has_members(plan.plan)][:REORDERED_MEMBERS]
-    alone = [plan for plan in fit if not has_members(plan.plan)][:REORDERED]
-    best = _fastest([*of_members, *alone])
+    """These plans; and the best of them of each family, and all of these starts, in other compute
+    orders where that gains enough."""
+    fit = [plan for plan in plans if order.names(plan.plan)]
+    families = list({plan.draft.family: plan for plan in reversed(fit)}.values())
+    of_members = [plan for plan in _fastest(families) if plan.draft.has_members]
+    alone = [plan for plan in _fastest(families) if not plan.draft.has_members]
+    best = _fastest([*of_members[:REORDERED_MEMBERS], *alone[:REORDERED]])
     begun = [plan for draft in starts if (plan := seeker.simulated_as(draft)) is not None]
-    return best + [plan for plan in begun if may_be(plan.plan) and plan not in best]
+    begun = [plan for plan in begun if order.names(plan.plan) and plan not in best]
+    climbs = not seeker.effort.spares_programs
+    search = Reordered(seeker.job, seeker.stages.pools, seeker.near, seeker.watch, climbs)
+    return _fastest([*plans, *search.of(order, [*best, *begun], known_s)])

@@ -16,7 +16,7 @@ from ratrain.plan.layout.further_orders import with_order_open
 from ratrain.plan.layout.other_clusters import kinds_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.added import Added, added_hosts
-from ratrain.plan.search.known_plans import KnownPlans
+from ratrain.plan.search.every_plan import EveryPlan
 from ratrain.plan.search.misfit import Misfit, misfits
 from ratrain.plan.search.speedup import Speedup, Watch, speedup_of, unwatched
 from ratrain.plan.words.averages import Period, periods, periods_text
@@ -68,7 +68,7 @@ class Explanation:
 
     subject: Plan
     simulation: Simulation
-    known: KnownPlans
+    known: EveryPlan
     near: tuple[Misfit, ...]
     kinds: tuple[KindPart, ...]  # where kinds of device, stages or replicas differ
     speedup: Speedup | None  # where kinds of device differ
@@ -93,7 +93,7 @@ class Explanation:
         return min(steps)
 
 
-def explain(subject: Plan, known: KnownPlans, watch: Watch = unwatched) -> Explanation:
+def explain(subject: Plan, known: EveryPlan, watch: Watch = unwatched) -> Explanation:
     """The `Explanation` of a plan: proved and simulated in full, then taken apart by kind of
     device, and planned without and with more of each. `watch` shows what takes its time."""
     case = Case(subject)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from textwrap import wrap
 from typing import Any
 
@@ -13,7 +14,7 @@ from ratrain.plan.case.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
 from ratrain.plan.search.added import Added
 from ratrain.plan.search.speedup import DEFINITION, Alone, Speedup
 from ratrain.plan.search.tried import Tried
-from ratrain.plan.words.tables import WIDTH, plain_table, rendered, wrapped
+from ratrain.plan.words.tables import WIDTH, table_lines, wrapped
 
 _PLAN = "plan; activations"
 _UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -162,16 +163,8 @@ def _percent(share: float) -> str:
 def speedup_text(speedup: Speedup) -> Iterator[str]:
     """The ratio, what it is made of, and what it means."""
     yield from wrapped(speedup_words(speedup))
-    rows = plain_table(("alone", False), ("devices", True), ("tokens/s", True), (_PLAN, False))
-    for kind_alone in speedup.alone:
-        used = (
-            f"{kind_alone.used}"
-            if kind_alone.used == kind_alone.devices
-            else f"{kind_alone.used} of {kind_alone.devices}"
-        )
-        tokens = "-" if kind_alone.tokens_per_s is None else f"{kind_alone.tokens_per_s:,.1f}"
-        rows.add_row(kind_alone.kind.name, used, tokens, _plan_words(kind_alone.best) or "none")
-    yield from (f"  {line}" for line in rendered(rows))
+    columns = ("alone", False), ("devices", True), ("tokens/s", True), (_PLAN, False)
+    yield from table_lines(columns, map(_alone_row, speedup.alone), indent="  ")
     for kind_alone in speedup.missing:
         yield from wrapped(f"{kind_alone.kind.name} alone: {kind_alone.problem}.")
     for kind_alone in speedup.faster[:1]:
@@ -181,6 +174,12 @@ def speedup_text(speedup: Speedup) -> Iterator[str]:
     yield from wrapped(
         f"The ratio is {DEFINITION}. Above 1 the kinds do more together than each by itself."
     )
+
+
+def _alone_row(alone: Alone) -> tuple[str, ...]:
+    used = "" if alone.used == alone.devices else f" of {alone.devices}"
+    tokens = "-" if alone.tokens_per_s is None else f"{alone.tokens_per_s:,.1f}"
+    return alone.kind.name, f"{alone.used}{used}", tokens, _plan_words(alone.best) or "none"
 
 
 def speedup_words(speedup: Speedup) -> str:
@@ -221,27 +220,32 @@ def added_text(added: Sequence[Added], step_s: float) -> Iterator[str]:
         f"With one more host of a kind (or the fewest hosts that a layout can use), planned again; "
         f"as it is, the fastest known plan takes {format_time(step_s)}:"
     )
-    rows = plain_table(
-        ("added", False), ("devices", True), ("step", True), ("change", True), (_PLAN, False)
+    columns = (
+        ("added", False),
+        ("devices", True),
+        ("step", True),
+        ("change", True),
+        (_PLAN, False),
     )
-    for each in added:
-        faster_s = each.step_s if each.step_s is not None and each.step_s < step_s else None
-        if faster_s is not None:
-            words = (format_time(faster_s), _change(faster_s, step_s), _plan_words(each.best))
-        else:
-            words = ("-", "-", "none" if each.best is None else "no faster plan: leave it idle")
-        rows.add_row(each.kind.name, f"{each.devices}", *words)
-    yield from (f"  {line}" for line in rendered(rows))
+    yield from table_lines(columns, [_added_row(each, step_s) for each in added], indent="  ")
     for each in added:
         if each.best is None:
             yield from wrapped(f"{each.kind.name}: {each.problem}.")
 
 
-def _change(step_s: float, before_s: float) -> str:
-    return f"{100 * (step_s / before_s - 1):+.1f} %"
+def _added_row(added: Added, step_s: float) -> tuple[str, ...]:
+    head = added.kind.name, f"{added.devices}"
+    if added.step_s is None or added.step_s >= step_s:
+        words = "none" if added.best is None else "no faster plan: leave it idle"
+        return *head, "-", "-", words
+    change = f"{100 * (added.step_s / step_s - 1):+.1f} %"
+    return *head, format_time(added.step_s), change, _plan_words(added.best)
 
 
 # ---- JSON --------------------------------------------------------------------------------
+
+
+_KEYS = {"layers": "layers_per_stage", "at_once": "sequences_at_once"}
 
 
 def kinds_json(parts: Sequence[KindPart], step_s: float) -> list[dict[str, Any]]:
@@ -254,20 +258,7 @@ def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
         "devices": list(part.devices),
         "idle_devices": list(part.idle),
         "places": [
-            {
-                "replicas": place.replicas,
-                "ranks": list(place.ranks),
-                "stages": list(place.stages),
-                "of_stages": place.of_stages,
-                "layers_per_stage": list(place.layers),
-                "embedding": place.embedding,
-                "head": place.head,
-                "tensor": list(place.tensor),
-                "micro_batches": place.micro_batches,
-                "served": list(place.served),
-                "micro_batch": place.micro_batch,
-                "sequences_at_once": list(place.at_once),
-            }
+            {_KEYS.get(key, key): of for key, of in asdict(place).items() if key != "replica"}
             for place in part.places
         ],
         "work_share": part.work_share,
@@ -280,14 +271,7 @@ def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
         "budget_bytes": part.budget_bytes,
         "dtype": part.dtype,
         "binds": part.binds(step_s),
-        "what_if": [
-            {
-                "resource": each.resource,
-                "step_time_s": each.step_time_s,
-                "missing_bytes": each.missing_bytes,
-            }
-            for each in part.what_ifs
-        ],
+        "what_if": list(map(asdict, part.what_ifs)),
     }
 
 

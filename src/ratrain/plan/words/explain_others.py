@@ -8,9 +8,10 @@ from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
 from ratrain.plan.case.replicas_words import short_name
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.search.known_plans import KnownPlans
+from ratrain.plan.search.every_plan import EveryPlan
+from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.tried import Timed
-from ratrain.plan.words.tables import plain_table, rendered, table, wrapped
+from ratrain.plan.words.tables import table, table_lines, wrapped
 
 SHOWN = 6
 """Plans of each sort."""
@@ -18,7 +19,7 @@ ALIKE = 5e-4
 """Steps that differ by less of one are called equal."""
 
 
-def others_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str]:
+def others_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]:
     """How the plan stands among those that the planner found, and these."""
     yield from _unequal_text(subject, step_s, known)
     yield from _moves_text(known)
@@ -42,7 +43,7 @@ def others_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str
     yield from table(alike.tried[:SHOWN])
 
 
-def _unequal_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[str]:
+def _unequal_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]:
     """The plans whose stages or replicas differ, beside the plan itself."""
     if known.unequal is None:
         return
@@ -69,34 +70,29 @@ def _unequal_text(subject: Plan, step_s: float, known: KnownPlans) -> Iterator[s
     yield ""
 
 
-def _moves_text(known: KnownPlans) -> Iterator[str]:
+def _moves_text(known: EveryPlan) -> Iterator[str]:
     """What each move of the search would make of the plan that it took."""
     moves = known.unequal.moves if known.unequal is not None else ()
     if not moves:
         return
     yield from wrapped("One change more of the best plan, at the grain of stages:")
-    rows = plain_table(
-        ("plans", True), ("best", True), ("step", True), ("move: what changes", False)
-    )
-    for move in moves:
-        if move.best_s is None:
-            rows.add_row("0", "-", "-", f"{move.name}: {move.words}")
-        else:
-            more = 100 * (move.best_s / move.step_s - 1)
-            step = format_time(move.best_s)
-            rows.add_row(str(move.drafts), f"{more:+.2f} %", step, f"{move.name}: {move.words}")
-    yield from rendered(rows)
+    columns = ("plans", True), ("best", True), ("step", True), ("move: what changes", False)
+    yield from table_lines(columns, [_move_row(move) for move in moves])
     yield ""
 
 
+def _move_row(move: MoveTried) -> tuple[str, str, str, str]:
+    words = f"{move.name}: {move.words}"
+    if move.best_s is None:
+        return "0", "-", "-", words
+    more = 100 * (move.best_s / move.step_s - 1)
+    return str(move.drafts), f"{more:+.2f} %", format_time(move.best_s), words
+
+
 def _table(plans: list[Timed], step_s: float) -> list[str]:
-    rows = plain_table(
-        ("step", True), ("than\nthis", True), ("memory", True), ("replicas; levels", False)
-    )
+    columns = ("step", True), ("than\nthis", True), ("memory", True), ("replicas; levels", False)
     different = dict.fromkeys(_row(plan, step_s) for plan in plans)  # what reads the same once
-    for row in list(different)[:SHOWN]:
-        rows.add_row(*row)
-    return rendered(rows)
+    return table_lines(columns, list(different)[:SHOWN])
 
 
 def _row(plan: Timed, step_s: float) -> tuple[str, str, str, str]:

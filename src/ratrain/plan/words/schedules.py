@@ -9,7 +9,7 @@ from typing import Any
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.case.case import Case
 from ratrain.plan.orders.schedules import ComparedSchedule, Comparison, fastest_s
-from ratrain.plan.words.tables import WIDTH, plain_table, rendered
+from ratrain.plan.words.tables import WIDTH, table_lines
 
 
 def compared_json(comparison: Comparison) -> dict[str, Any]:
@@ -71,36 +71,18 @@ def _table(rows: Sequence[ComparedSchedule], marked: str, what: tuple[str, str])
     """Rows in sequence as a table in lines of at most 80 columns, and why some have no figures.
     `what`: what a row is, and what the one of the marked name is."""
 
-    from rich.table import Table
-
     named = any(row.order != row.name for row in rows)
-    table: Table = plain_table(
+    columns = (
         (what[0], False),
         *([("order", False)] if named else []),
         ("step", True),
         ("slower", True),
         ("memory", True),
         ("fits", False),
-        breaks=0,
     )
     least_s = fastest_s(rows)
-    for row in rows:
-        name = ("*" if row.name == marked else " ") + row.name
-        known = row.predicted
-        if known is None:
-            table.add_row(name, *([row.order] if named else []), "-", "-", "-", "-")
-            continue
-        more = "-" if least_s is None else f"{100 * (known.step_s / least_s - 1):.1f} %"
-        stages = f" x{known.stages_per_rank}" if known.stages_per_rank > 1 else ""
-        table.add_row(
-            name,
-            *([row.order + stages] if named else []),
-            format_time(known.step_s),
-            more,
-            format_bytes(known.bound_bytes),
-            "yes" if known.fits else "NO",
-        )
-    yield from rendered(table)
+    cells = [_cells(row, row.name == marked, named, least_s) for row in rows]
+    yield from table_lines(columns, cells, breaks=0)
     yield ""
     divided = any(row.predicted and row.predicted.stages_per_rank > 1 for row in rows)
     twice = "x2: two stages per rank. " if named and divided else ""
@@ -112,3 +94,20 @@ def _table(rows: Sequence[ComparedSchedule], marked: str, what: tuple[str, str])
     for row in rows:
         if row.problem:
             yield from wrap(f"{row.name}: {row.problem}", WIDTH, subsequent_indent="  ")
+
+
+def _cells(row: ComparedSchedule, marked: bool, named: bool, least_s: float | None) -> list[str]:
+    """A row; `named`: with the order's name."""
+    name, known = ("*" if marked else " ") + row.name, row.predicted
+    if known is None:
+        return [name, *([row.order] if named else []), "-", "-", "-", "-"]
+    more = "-" if least_s is None else f"{100 * (known.step_s / least_s - 1):.1f} %"
+    stages = f" x{known.stages_per_rank}" if known.stages_per_rank > 1 else ""
+    return [
+        name,
+        *([row.order + stages] if named else []),
+        format_time(known.step_s),
+        more,
+        format_bytes(known.bound_bytes),
+        "yes" if known.fits else "NO",
+    ]

@@ -18,7 +18,7 @@ from ratrain.plan.orders.moves import forwards_ahead
 from ratrain.plan.orders.schedules import ComparedSchedule, Comparison
 from ratrain.plan.orders.search import Effort
 from ratrain.plan.orders.searched import SearchedOrder, SearchResult
-from ratrain.plan.words.tables import plain_table, rendered
+from ratrain.plan.words.tables import table_lines
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import (
@@ -87,7 +87,9 @@ def _order_text(order: SearchedOrder, effort: Effort, rows: Rows) -> Iterator[st
         f"{order.named.name}, the fastest named order that fits ({_tried(effort)})."
     )
     yield ""
-    yield from _gains_table(order, rows)
+    columns = ("named order that fits", False), ("step", True), ("gain over it", True)
+    gains = [(name, format_time(s), f"{100 * gain:.1f} %") for name, s, gain in _gains(order, rows)]
+    yield from table_lines(columns, gains)
     yield ""
     yield "Why:"
     for reason in reasons(order):
@@ -95,13 +97,6 @@ def _order_text(order: SearchedOrder, effort: Effort, rows: Rows) -> Iterator[st
     yield from wrapped(
         f"Proved to fit on every rank; proven peaks: {'; '.join(_memory_words(order))}."
     )
-
-
-def _gains_table(order: SearchedOrder, rows: Rows) -> list[str]:
-    table = plain_table(("named order that fits", False), ("step", True), ("gain over it", True))
-    for name, step_s, gain in _gains(order, rows):
-        table.add_row(name, format_time(step_s), f"{100 * gain:.1f} %")
-    return list(rendered(table))
 
 
 def _gains(order: SearchedOrder, rows: Rows) -> Iterator[tuple[str, float, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ratrain.describe.lines import WIDTH, wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
@@ -18,9 +18,6 @@ from ratrain.plan.search.tried import Tried
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.setup import Setup
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 
 def _why_idle(search: Search) -> list[str]:
@@ -77,9 +74,8 @@ def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
     """Plans, best first: what they are, and how much slower than `fastest_s`, else than the first.
     The last column breaks where it is too long."""
     least_s = tried[0].step_s if fastest_s is None else fastest_s
-    orders = [order_name(row.plan.job.schedule) for row in tried]
-    order_too = "order; " if any(orders) else ""
-    rows = plain_table(
+    order_too = "order; " if any(order_name(row.plan.job.schedule) for row in tried) else ""
+    columns = (
         ("step", True),
         ("slower", True),
         ("memory", True),
@@ -87,27 +83,37 @@ def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
         ("sharding,\ngradients", False),
         (f"pipeline (p) x data (d) x tensor (t);\n{order_too}activations", False),
     )
-    for row, order in zip(tried, orders, strict=True):
-        plan = row.plan
-        where = "sharded" if plan.mode.sharded_gradients else "local"
-        modes = Counter(ACTIVATIONS[mode] for mode in plan.alike.recovery)
-        activations = ", ".join(
-            f"{mode} on {counted(count, 'stage')}" for mode, count in modes.items()
-        )
-        rows.add_row(
-            format_time(row.step_s),
-            f"{100 * (row.step_s / least_s - 1):.2f} %",
-            format_bytes(row.bound_bytes),
-            f"{plan.job.batch.micro_batch}",
-            f"{plan.mode.sharding} {where}",
-            "; ".join(part for part in (short_name(plan), order, activations) if part),
-        )
-    return rendered(rows)
+    return table_lines(columns, [_row(row, least_s) for row in tried])
 
 
-def plain_table(*columns: tuple[str, bool], breaks: int = -1) -> Table:
-    """A table without lines, in plain letters. A column is (heading, whether it holds numbers);
-    only the one that `breaks` goes over several lines where the table would be too wide."""
+def _row(tried: Tried, least_s: float) -> tuple[str, ...]:
+    """A plan in such a table."""
+    plan = tried.plan
+    where = "sharded" if plan.mode.sharded_gradients else "local"
+    modes = Counter(ACTIVATIONS[mode] for mode in plan.alike.recovery)
+    activations = ", ".join(f"{mode} on {counted(count, 'stage')}" for mode, count in modes.items())
+    parts = short_name(plan), order_name(plan.job.schedule), activations
+    return (
+        format_time(tried.step_s),
+        f"{100 * (tried.step_s / least_s - 1):.2f} %",
+        format_bytes(tried.bound_bytes),
+        f"{plan.job.batch.micro_batch}",
+        f"{plan.mode.sharding} {where}",
+        "; ".join(filter(None, parts)),
+    )
+
+
+def table_lines(
+    columns: Sequence[tuple[str, bool]],
+    rows: Iterable[Sequence[str]],
+    *,
+    breaks: int = -1,
+    indent: str = "",
+) -> list[str]:
+    """A table without lines, in plain letters, in lines of at most 80 columns, the same in a
+    terminal and in a pipe. A column is (heading, whether it holds numbers); only the one that
+    `breaks` goes over several lines where the table would be too wide."""
+    from rich.console import Console
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -119,17 +125,12 @@ def plain_table(*columns: tuple[str, bool], breaks: int = -1) -> Table:
             overflow="fold",
             header_style="",
         )
-    return made
-
-
-def rendered(made: Table) -> list[str]:
-    """A table in lines of at most 80 columns, the same in a terminal and in a pipe."""
-    from rich.console import Console
-
+    for row in rows:
+        made.add_row(*row)
     console = Console(width=WIDTH, file=StringIO(), color_system=None, highlight=False)
     with console.capture() as captured:
         console.print(made, markup=False)
-    return [line.rstrip() for line in captured.get().splitlines()]
+    return [f"{indent}{line.rstrip()}" for line in captured.get().splitlines()]
 
 
 def simulated_json(simulated: Tried) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.case.case import Case
 from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
+from ratrain.plan.search.effort import DEVICES
 from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
 from ratrain.plan.search.tried import Timed
-from ratrain.plan.search.unequal import DEVICES, UnequalSearch, has_too_many
+from ratrain.plan.search.unequal import UnequalSearch, has_too_many
 from ratrain.plan.words.tables import (
     search_json,
     search_text,

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratrain.describe.job import JobSpec
-from ratrain.errors import SAVED_NOT_FINISHED, RatrainError, RunFailed
+from ratrain.errors import SAVED_NOT_FINISHED, PeerDown, RatrainError, RunFailed
 from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.ready import Launcher
-from ratrain.runtime.run.remote import Everywhere, HostCommand, run_everywhere
+from ratrain.runtime.run.remote import LOST, Everywhere, HostCommand, run_everywhere
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 _WITHOUT = "cluster.without"
@@ -45,7 +45,10 @@ class Surviving:
         for left in range(restarts, -1, -1):
             ended = run_everywhere(self.commands(), self.rsh, self.tell)
             status = worst_status(ended.statuses.values())
-            if status in (0, SAVED_NOT_FINISHED) or ended.asked or not left:
+            if status in (0, SAVED_NOT_FINISHED) or ended.asked:
+                return status
+            if not left:
+                _require_reached(ended)
                 return status
             self.tell(f"{_words(ended)}; start {restarts - left + 2} of {restarts + 1}")
             self._plan_for_those_there()
@@ -114,6 +117,18 @@ class Surviving:
                 fix="launch again when they do: it resumes from the latest checkpoint",
             )
         return tuple(name for name, there in answers.items() if not there)
+
+
+def _require_reached(ended: Everywhere) -> None:
+    """Raises PeerDown where hosts could not be reached, or were lost."""
+    lost = [host for host, status in ended.statuses.items() if status == LOST]
+    if lost:
+        raise PeerDown(
+            f"{', '.join(lost)} cannot be reached, or {'was' if len(lost) == 1 else 'were'} lost",
+            place="ratrain launch",
+            fix="give addresses with --at NAME=ADDRESS, or another command than ssh with --rsh; "
+            "with --restarts a run goes on without hosts that are lost",
+        )
 
 
 def hosts_asked_for(spec: RunSpec) -> list[str]:

@@ -27,10 +27,11 @@ def network_of(
     """A program's network, for tensors of a device. All ranks call this together. `hosts`, by world
     rank: the number of its host."""
     routes = routes_of(program.setup, seats)
-    network = connected(seats, seat, routes, rendezvous, timeout_s, hosts)
+    pinned = device.kind == "cuda"
+    network = connected(seats, seat, routes, rendezvous, timeout_s, hosts, readable=not pinned)
     if device.place.type == "cpu":
         return network
-    return StagedNetwork(network, Staging(pinned=device.kind == "cuda"))
+    return StagedNetwork(network, Staging(pinned=pinned))
 
 
 def connected(
@@ -40,8 +41,11 @@ def connected(
     rendezvous: Rendezvous,
     timeout_s: float,
     hosts: Sequence[int] = (),
+    *,
+    readable: bool = True,
 ) -> SocketNetwork:
-    """A rank's network for tensors in host memory. `hosts`: left out, all are on one."""
+    """A rank's network for tensors in host memory. `hosts`: left out, all are on one; `readable`:
+    others of this machine can read it."""
     hosts = hosts or (0,) * seats.world_size
-    links = connect_all(rendezvous, all_needs(seats, seat, routes), timeout_s)
+    links = connect_all(rendezvous, all_needs(seats, seat, routes), timeout_s, readable=readable)
     return SocketNetwork(seats, seat, links, hosts, divides_rows=routes.divides_rows)
