@@ -79,19 +79,27 @@ class Way:
             def _pass_on(self) -> None:
                 body = _body(self)
                 number, cut = way.count(f"{self.command} {self.path}")
-                if not cut or (way.arrives and number == way.cut_at):
-                    client = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
-                    headers = {
-                        name: value
-                        for name, value in self.headers.items()
-                        if name.lower() not in ("transfer-encoding", "content-length", "expect")
-                    }
-                    client.request(self.command, self.path, body, headers)
-                    reply = client.getresponse()
-                    content = reply.read()
+                if cut and not (way.arrives and number == way.cut_at):
+                    self._cut()
+                else:
+                    self._answer(body, cut)
+
+            def _cut(self) -> None:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+            def _answer(self, body: bytes, cut: bool) -> None:
+                client = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
+                headers = {
+                    name: value
+                    for name, value in self.headers.items()
+                    if name.lower() not in ("transfer-encoding", "content-length", "expect")
+                }
+                client.request(self.command, self.path, body, headers)
+                reply = client.getresponse()
+                content = reply.read()
                 if cut:
-                    self.close_connection = True
-                    self.connection.shutdown(socket.SHUT_RDWR)
+                    self._cut()
                     return
                 with way._lock:
                     way.answered_bytes += len(content)

@@ -48,7 +48,8 @@ def test_killed_and_resumed_on_another_machine_a_run_has_the_losses_of_one_that_
     whole = typed(tmp_path, "train", job, "--run", "whole", "--no-calibrate", *train)
     assert whole.returncode == 0, whole.stderr
     here, there = tmp_path / "here", tmp_path / "there"
-    here.mkdir(), there.mkdir()
+    here.mkdir()
+    there.mkdir()
     killed = subprocess.Popen(
         ratrain("train", job, "--run", str(url), *train),
         cwd=here,
