@@ -153,7 +153,14 @@ class TorchNetwork:
         for sender in peers_at(self._seats, self._seat, pipeline):
             self._links[sender, message_channel(lane, sender)].receive(memoryview(b""))
 
-    def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
+    def reduce(
+        self,
+        flat: Tensor,
+        out: Tensor,
+        holders: Holders,
+        by: str = DIRECT,
+        lane: Lane = Lane.REDUCE,
+    ) -> None:
         collective, place = self._collective(holders, by), self._place_among(holders)
         if collective.rounds > 1:
             reduce_by(collective, place, flat, out, self._swap_of(Lane.REDUCE, holders))

@@ -90,7 +90,8 @@ def say(quiet: dict[str, Any], body: dict[str, Any]) -> None:
     print(
         f"{len(waits)} new starts, losses done again differ by {body['again_loss_difference']:.1e}"
     )
-    print(f"to the next step: median {median(waits):.1f} s, worst {waits[-1]:.1f} s")
+    if waits:
+        print(f"to the next step: median {median(waits):.1f} s, worst {waits[-1]:.1f} s")
     print(
         f"undisturbed {rate:.3f} steps/s; outside of recovery {body['steps'] / trained_s:.3f}, ",
         end="",
@@ -102,7 +103,8 @@ def say(quiet: dict[str, Any], body: dict[str, Any]) -> None:
             f"{each['longest_wait_s']:6.1f} s",
             end="",
         )
-        print(f" {each['steps_again']:3}" if each["restarted"] else "")
+        print(f" {each['steps_again']:3}" if each["restarted"] else "", end="")
+        print("" if each["hit"] else "  met nobody")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from cli_runs import ratrain, write_job
 from ratrain.cli.measuring.chaos import audit_lines
 from ratrain.lab.faults import FAULTS, drawn_faults
 from ratrain.lab.needs import missing
-from ratrain.runtime.run.chaos import Audit, Happened, wrong_steps
+from ratrain.runtime.run.chaos import Audit, Happened, next_after, wrong_steps
 
 HOSTS = ("birch", "oak", "pine")
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
@@ -85,6 +85,15 @@ def test_a_step_that_is_missing_or_came_twice_is_named(
         first, *others = ({"step": step} for step in steps)
         rows += [{**first, "started_s": 1.0}, *others]
     assert wrong_steps(rows) == wrong
+
+
+@pytest.mark.parametrize(
+    ("began_s", "ends_s"), [([], []), ([3.0], [float("inf")]), ([3.0, 7.0], [7.0, float("inf")])]
+)
+def test_a_fault_costs_what_comes_before_the_next_one_and_a_run_may_have_none(
+    began_s: list[float], ends_s: list[float]
+) -> None:
+    assert next_after(began_s) == ends_s
 
 
 @pytest.mark.parametrize(("hits", "says"), [([], True), ([False], True), ([False, True], False)])

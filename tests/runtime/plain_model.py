@@ -44,7 +44,7 @@ def plain_losses(
     norms: list[float] = []
     for step, (tokens, targets) in enumerate(batches):
         for group in optimizer.param_groups:
-            group["lr"] = _rate(train, step)
+            group["lr"] = plain_rate(train, step)
         logits = plain_logits(spec, read(leaves), tokens)
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
@@ -56,7 +56,7 @@ def plain_losses(
     return losses, norms
 
 
-def _rate(train: TrainSpec, step: int) -> float:
+def plain_rate(train: TrainSpec, step: int) -> float:
     """Cosine from the learning rate down to its final part, without warm-up."""
     assert train.rate_schedule == "cosine" and not train.warmup_steps
     along = (1 + cos(pi * step / max(1, train.steps - 1))) / 2

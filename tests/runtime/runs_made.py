@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ratrain.checkpoint.own import shared_kind
 from ratrain.describe.model import ModelSpec
 from ratrain.models.division import WHOLE, Division
 from ratrain.models.head import IGNORED
@@ -50,7 +51,7 @@ bandwidth = "{link}"
 shared_by = "device"
 source = "a test"
 
-[links.room]
+[links.{level}]
 latency = "{latency}"
 bandwidth = "{link}"
 shared_by = "host"
@@ -139,6 +140,7 @@ class Setting:
     averages: str | None = None
     turns: tuple[tuple[str, int], ...] = ()
     average_wire: str | None = None
+    sites: int = 0  # between which weights are averaged, not between replicas
     sharding: int | None = None
     collective: str | None = None
     recovery: str = "auto"
@@ -269,6 +271,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
     (folder / "cluster.toml").write_text(
         CLUSTER.format(
             kinds=kinds,
+            level="world" if setting.sites else "room",
             link=setting.link,
             latency=setting.latency,
             hosts=_hosts(setting, per_host, -(-8 // per_host)),
@@ -294,6 +297,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "averages": setting.averages,
         "average_turns": dict(setting.turns) or None,
         "average_wire": setting.average_wire,
+        "average_between": "sites" if setting.sites else None,
         "sharding": setting.sharding,
         "collective": setting.collective,
         "recovery_buffer": setting.recovery_buffer,
@@ -341,7 +345,15 @@ def write_job(folder: Path, setting: Setting) -> Path:
 
 
 def _hosts(setting: Setting, per_host: int, count: int) -> str:
-    """The cluster's hosts: all of one kind, or each of its own."""
+    """The cluster's hosts: all of one kind, or each of its own, or as many at each site."""
+    if setting.sites:
+        each = setting.world_size // per_host // setting.sites
+        names = [f"site-{number}" for number in range(setting.sites)]
+        return "".join(
+            _HOSTS.format(name=name, device="process", per_host=per_host, count=each)
+            + f'site = "{name}"\n'
+            for name in names
+        )
     if not setting.old and not setting.older:
         return _HOSTS.format(name="machine", device="process", per_host=per_host, count=count)
     return "".join(
@@ -428,6 +440,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "averages": setting.averages,
         "average_turns": dict(setting.turns) or None,
         "average_wire": setting.average_wire,
+        "average_between": "sites" if setting.sites else None,
         "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,
         "sequence_parallel": setting.sequence_parallel or None,
         "replicas": replicas,
@@ -491,7 +504,7 @@ def beginning(
     if kind == FROZEN:
         assert layout.frozen is not None
         return initial_range(model, unit, layout.frozen, low, high, seed=5)
-    if kind != "weights":
+    if shared_kind(kind) != "weights":
         return torch.zeros(high - low)
     return initial_range(model, unit, layout, low, high, seed=5)
 

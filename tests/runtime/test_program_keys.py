@@ -40,6 +40,7 @@ OTHER = {
     "schedule.averages": '"early-start"',
     "schedule.average_turns": "{ e = 0, 0 = 0, 1 = 0, 2 = 1, 3 = 1, h = 1 }",
     "schedule.average_wire": '"bf16"',
+    "schedule.average_between": '"sites"',
     "train.outer_learning_rate": "0.7",
     "train.clip_norm": "1.0",
     "train.overflow": '"unit"',
@@ -65,6 +66,7 @@ NEEDS = {
     "train.overflow": ("schedule.dtype",),
     "schedule.averages": ("schedule.average_every",),
     "schedule.average_turns": ("schedule.average_every", "schedule.averages"),
+    "schedule.average_between": ("schedule.average_every", "schedule.averages"),
     "schedule.average_wire": (
         *("schedule.average_every", "schedule.averages", "train.outer_learning_rate"),
     ),

@@ -132,6 +132,9 @@ class ScheduleSpec:
     # optimizer's states; each unit in a step of its own, its weights alone: "dreamddp" behind its
     # last backward, "early-start" a copy, from the beginning of the step on
     averages: Literal["local-sgd", "dreamddp", "early-start"] = "local-sgd"
+    # who trains apart: each replica, or each of the cluster file's sites, whose replicas add up
+    # their gradients in every step
+    average_between: Literal["replicas", "sites"] = "replicas"
     # by a unit's name the step of a period in which it is averaged; left out: as costs least
     average_turns: FrozenMap[Turn] = _NO_TURNS
     # in which averages are sent: fp32, or bf16 with error feedback, as what replicas learnt since
@@ -297,6 +300,24 @@ class JobSpec:
     def collective(self) -> str:
         """By which algorithm replicas reduce and gather."""
         return self.schedule.collective or self.backend.collective
+
+    @cached_property
+    def sites(self) -> tuple[str, ...]:
+        """The sites between which weights are averaged; none where they are not."""
+        schedule = self.schedule
+        if schedule.average_every is None or schedule.average_between == "replicas":
+            return ()
+        return tuple(dict.fromkeys(device.site for device in self.cluster.members()))
+
+    def site_of(self, device: Device) -> int | None:
+        """The number of a device's site, where sites average weights."""
+        return self.sites.index(device.site) if self.sites else None
+
+    def peers(self, data: int) -> int:
+        """How many of so many replicas add up a gradient."""
+        if self.schedule.average_every is None:
+            return data
+        return data // len(self.sites) if self.sites else 1
 
     @property
     def averaged_bytes(self) -> int:

@@ -84,6 +84,7 @@ PROGRAM_KEYS = (
     ProgramKey("schedule", "passes", decided=True),
     ProgramKey("schedule", "average_every", decided=True),
     ProgramKey("schedule", "averages", decided=True),
+    ProgramKey("schedule", "average_between", decided=True),
     ProgramKey("schedule", "average_turns", decided=True),
     ProgramKey("schedule", "average_wire", decided=True),
     ProgramKey("train", "outer_learning_rate", matters=_is_given),

@@ -144,6 +144,7 @@ def _schedule(s: Starter) -> _Table:
             _Line("error_feedback", False, "send what rounding took from gradients a step later"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),
             _Line("averages", "early-start", '"local-sgd" or "dreamddp": see average_every'),
+            _Line("average_between", "sites", "who trains apart; default: each replica"),
             _Line("average_turns", {}, "each unit's step of a period; default: as costs least"),
             _Line("average_wire", "bf16", "of averages, with an outer step; default: fp32"),
             _Line("gradient_accumulation", "auto", '"local" or "sharded"'),

@@ -31,7 +31,7 @@ def unlike(table: Table) -> Iterator[tuple[int, int, str]]:
     units, steps = table.states.units, table.setup.period
     synchronising = _ops(table, [TRAINED in kind.synchronises for kind in kinds()])
     counts = np.bincount(table.unit[synchronising], minlength=len(units.rank))
-    shared = (units.holders > 1) & units.trained
+    shared = units.averaged
     last = np.full(len(counts), -1, dtype=np.int64)
     last[table.unit[synchronising]] = synchronising
     for g in np.flatnonzero(shared & (counts == 0)).tolist():

@@ -85,7 +85,12 @@ class Sizing:
 
     def shared(self, size_bytes: Ints) -> Ints:
         """An owner's part of a state that its unit's holders divide evenly, rounded up."""
-        return -(-size_bytes // self.units.holders)
+        return -(-size_bytes // self.units.peers)
+
+    def owned(self, size_bytes: Ints) -> Ints:
+        """What a rank owns of a state of each unit: its part where states are sharded, or all."""
+        sharded = self.units.reduced & (self.setup.sharding > 0)
+        return np.where(sharded, self.shared(size_bytes), size_bytes)
 
     def largest_on_rank(self, sizes: Ints, chosen: Bools, slots: Sequence[int]) -> list[list[int]]:
         """For each rank its slots, each as large as the largest of its chosen units'."""
@@ -156,8 +161,7 @@ def _optimizer(s: Sizing) -> Ints:
 
 def _owned_optimizer(s: Sizing) -> Ints:
     """What a rank owns of each unit's, wherever it is."""
-    whole = s.of("optimizer_bytes")
-    return np.where(s.units.reduced & (s.setup.sharding > 0), s.shared(whole), whole)
+    return s.owned(s.of("optimizer_bytes"))
 
 
 def _transit(s: Sizing) -> list[list[int]]:
@@ -239,7 +243,7 @@ def _outer(s: Sizing) -> Ints:
     if not s.setup.outer:
         return NO_STATES
     copies = 3 if s.setup.narrow_averages else 2
-    return copies * s.of("copy_bytes") * ((s.units.holders > 1) & s.units.trained)
+    return copies * s.owned(s.of("copy_bytes")) * s.units.averaged
 
 
 # ---- what a step makes and frees --------------------------------------------------------
@@ -281,7 +285,7 @@ def _averaged(s: Sizing) -> Ints:
     """Copies of weights that replicas average while they compute."""
     if s.setup.averages is not Averages.EARLY_START:
         return NO_STATES
-    return s.of("copy_bytes")
+    return s.owned(s.of("copy_bytes"))
 
 
 # ---- inputs that wait in host memory ----------------------------------------------------

@@ -36,6 +36,7 @@ class Lane(IntEnum):
     FETCH = 11  # states on their way back
     LOAD = 12  # optimizer states on their way from another memory tier to their update
     STORE = 13  # and back
+    AVERAGE = 14  # weights that replicas or sites average, between those that update them apart
 
     @property
     def word(self) -> str:
@@ -60,6 +61,7 @@ class Partners(StrEnum):
     NEXT_STAGE = "next stage"  # a message between a stage and the next one, in either direction
     PREVIOUS_STAGE = "previous stage"
     HOLDERS = "holders"  # every rank that holds the same unit
+    PEERS = "peers"  # those of them that add up its gradient: all, or those of a site
     TIED = "tied"  # the rank with the other copy of a tied matrix
     EVERYONE = "everyone"
 
@@ -114,6 +116,7 @@ _WAIT_OF_LANE = {
     Lane.FETCH: Waiting.COPY,
     Lane.LOAD: Waiting.COPY,
     Lane.STORE: Waiting.COPY,
+    Lane.AVERAGE: Waiting.REDUCE,
 }
 
 

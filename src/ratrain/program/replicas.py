@@ -124,6 +124,7 @@ class Replica:
     stages: tuple[Stage, ...]
     micro_batches: int
     count: int = 1
+    site: int | None = None  # where replicas average weights: its own add up gradients
 
     @cached_property
     def ranks(self) -> int:

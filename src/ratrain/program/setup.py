@@ -154,6 +154,24 @@ class Setup:
         return holders
 
     @cached_property
+    def sites(self) -> tuple[int, ...]:
+        """The sites between which weights are averaged; none where each replica is by itself."""
+        return tuple(
+            sorted({replica.site for replica in self.replicas if replica.site is not None})
+        )
+
+    @cached_property
+    def peers(self) -> dict[str, int]:
+        """For each unit's name how many ranks add up its gradient: all that hold it, or where these
+        average weights those of a site."""
+        if not self.averages:
+            return self.holders
+        return {
+            name: count // len(self.sites) if self.sites else 1
+            for name, count in self.holders.items()
+        }
+
+    @cached_property
     def unit_degrees(self) -> dict[str, tuple[int, ...]]:
         """For each unit's name, in model order, the tensor degree of each member that holds it."""
         degrees: dict[str, list[int]] = {}
@@ -181,7 +199,7 @@ class Setup:
 
     def is_shared(self, name: str) -> bool:
         """Whether several ranks hold a unit, and have the same weights of it after every step."""
-        return self.holders[name] > 1 and not self.averages
+        return self.peers[name] > 1
 
     def is_reduced(self, name: str) -> bool:
         """Whether a unit's gradient needs a reduction."""
@@ -190,7 +208,7 @@ class Setup:
     @cached_property
     def reduces(self) -> bool:
         """Whether any gradient needs a reduction."""
-        return not self.averages and max(self.holders.values()) > 1
+        return max(self.peers.values()) > 1
 
     @property
     def gathers(self) -> bool:
@@ -259,11 +277,13 @@ def _check(setup: Setup) -> None:
         raise ProgramError(
             "no micro-batch goes through a stage at a time", fix="set together to 1 or more"
         )
-    if setup.averages and setup.sharding:
+    if setup.averages and setup.sharding and not setup.reduces:
         raise ProgramError(
             "replicas that average their weights hold all of their states",
             fix="use sharding 0",
         )
+    if setup.averages and setup.sites:
+        _check_sites(setup)
     if setup.averages and any(member.optimizer_tier for member in setup.members):
         raise ProgramError(
             "replicas that average their weights average the optimizer's states too, which must be "
@@ -290,6 +310,45 @@ def _check(setup: Setup) -> None:
     _check_replicas_agree(setup)
     _check_idle(setup)
     _check_frozen(setup)
+
+
+def _check_sites(setup: Setup) -> None:
+    """Refuses averages between sites that do not hold the same ranges of weights."""
+    if setup.averages is Averages.LOCAL_SGD:
+        raise ProgramError(
+            "between sites units are averaged by turns, each owner's weights alone, not with all "
+            f"states at once ({setup.averages})",
+            fix=f"use averages {Averages.EARLY_START} or {Averages.DREAMDDP}",
+        )
+    held = [
+        {
+            name: (sum(r.count for r in replicas), [m.tensor for m in stage.members])
+            for stage in replicas[0].stages
+            for name in stage.names
+        }
+        for site in setup.sites
+        for replicas in [[r for r in setup.replicas if r.site == site]]
+    ]
+    if any(replica.site is None for replica in setup.replicas):
+        raise ProgramError("a replica stands at no site, others do", fix="give each a site")
+    for other in held[1:]:
+        for name, of_site in other.items():
+            if of_site != held[0][name]:
+                raise ProgramError(
+                    f"sites hold unit {name} on {_held_words(*held[0][name])} and on "
+                    f"{_held_words(*of_site)}: the ranges that ranks own there differ, and are "
+                    "not averaged with each other yet",
+                    fix="give all sites as many replicas, of the same tensor degrees",
+                )
+    if any(len(stage.members) > 1 for replica in setup.replicas for stage in replica.stages):
+        raise ProgramError(
+            "stages of several members are not averaged between sites yet",
+            fix="use one member per stage",
+        )
+
+
+def _held_words(replicas: int, degrees: list[int]) -> str:
+    return f"{replicas} replicas of tensor {' and '.join(map(str, degrees))}"
 
 
 def _check_turns(setup: Setup) -> None:

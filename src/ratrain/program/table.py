@@ -235,26 +235,25 @@ def _groups(table: Table) -> Ints:
     cells = int(max(replica.micro_batches for replica in table.setup.replicas)) + 1
     stage = units.stage[table.unit]
     within = table.step * cells + table.micro_batch
-    cells *= table.setup.period
+    in_step, cells = cells, cells * table.setup.period
     for send, receive, back in ((Kind.SEND_F, Kind.RECV_F, 1), (Kind.SEND_B, Kind.RECV_B, -1)):
         for word, sender in ((send, stage), (receive, stage - back)):
             ops = kind == word
             key = (sender * cells + within) * 2 + (back > 0)
             group[ops] = key[ops]
     if len(np.unique(units.same)) < len(units.same):
-        shared = np.array([k.partners is Partners.HOLDERS for k in kinds()])[kind]
-        alone = np.bincount(units.same)[units.same] == 1
-        shared &= ~alone[table.unit]
+        shared = np.array([k.partners in GROUPED for k in kinds()])[kind]
+        who, count = groups_of_holders(table)
+        shared &= count > 1
         place = units.place(table.unit, np.maximum(table.micro_batch, 0))
-        turn = table.step * cells + np.where(table.micro_batch == NONE, NONE, place) + 1
-        key = (units.same[table.unit] * len(RULES) + kind) * (cells + 1) * 2 + turn
+        turn = table.step * in_step + np.where(table.micro_batch == NONE, NONE, place) + 1
+        key = (who * len(RULES) + kind) * (cells + 1) * 2 + turn
         group[shared] = (key + (int(stage.max()) + 2) * cells * 2)[shared]
-    for word in kinds():
-        if word.partners is Partners.EVERYONE:
-            for step in range(table.setup.period):
-                chosen = (kind == word) & (table.step == step)
-                if chosen.any():
-                    group[chosen] = group.max(initial=-1) + 1
+    everyone = np.array([k.partners is Partners.EVERYONE for k in kinds()])[kind]
+    if everyone.any():
+        keys = (kind, table.step, sites_of_ops(table))
+        _, met = np.unique(np.array(keys)[:, everyone], axis=1, return_inverse=True)
+        group[everyone] = group.max(initial=-1) + 1 + met.reshape(-1)
     ties = np.flatnonzero(kind == Kind.TieSync)
     apart = units.rank[table.unit[ties]] != units.rank[units.tied_to[table.unit[ties]]]
     tie = units.replica[table.unit[ties]] * table.setup.period + table.step[ties]
@@ -262,6 +261,30 @@ def _groups(table: Table) -> Ints:
     if table.setup.backward_sends:
         _pair_with_backward(table, group)
     return group
+
+
+GROUPED = (Partners.HOLDERS, Partners.PEERS)
+"""Partners of ops that happen together where one unit is held."""
+
+
+def groups_of_holders(table: Table) -> tuple[Ints, Ints]:
+    """For each op the number of the group that holds its unit, and of how many units that is, as
+    the program spells them out: all holders, or those that add up its gradient."""
+    units, unit = table.states.units, table.unit
+    peers = np.array([k.partners is Partners.PEERS for k in kinds()])[table.kind]
+    held, together = units.same, units.together
+    who = np.where(peers, 1 + int(held.max()) + together[unit], held[unit])
+    count = np.where(peers, np.bincount(together)[together[unit]], np.bincount(held)[held[unit]])
+    return who, count
+
+
+def sites_of_ops(table: Table) -> Ints:
+    """For each op the number of its site, whose ranks wait for each other; one, where no sites
+    train apart."""
+    setup, units = table.setup, table.states.units
+    apart = bool(setup.averages)
+    site = np.array([(replica.site or 0) * apart for replica in setup.replicas])
+    return site[units.replica[table.unit]]
 
 
 def _pair_with_backward(table: Table, group: Ints) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Averages, Setup
+from ratrain.program.setup import Setup
 from ratrain.program.tiers import TIERS
 
 Ints = npt.NDArray[np.int64]
@@ -39,8 +39,11 @@ class Units:
     joined: Ints  # micro-batches that each of its ops computes at once
     optimizer_tier: Ints  # where its optimizer states are: an index into TIERS
     same: Ints  # units of one name have one number
+    together: Ints  # those that add up one gradient: of one name, where sites average of one site
     holders: Ints  # ranks that hold a unit of its name
+    peers: Ints  # those of them that add up its gradient
     trained: Bools  # it has a gradient, and is updated
+    averaged: Bools  # ranks that update it apart average its weights
     shared: Bools  # its holders have the same weights after every step
     reduced: Bools  # its gradient is reduced over its holders
     has_input: Bools  # all but the model's first unit
@@ -96,7 +99,11 @@ def unit_columns(setup: Setup) -> Units:
     _, same = np.unique(np.array(names), return_inverse=True)
     holders = np.array([setup.holders[name] for name in names], dtype=np.int64)
     trained = np.array([not u.frozen for member in setup.members for u in member.units])
-    shared = (holders > 1) & (setup.averages is Averages.NONE)
+    peers = np.array([setup.peers[name] for name in names], dtype=np.int64)
+    shared = peers > 1
+    sites = [each.site or 0 for each in setup.replicas]
+    site = np.array(sites, dtype=np.int64)[replica]
+    together = same * (int(site.max()) + 1) + site if setup.averages else same
     input_parts, output_parts = _parts(stage, columns[13], has_input, has_output)
     return Units(
         *columns[:10],
@@ -106,8 +113,11 @@ def unit_columns(setup: Setup) -> Units:
         joined=columns[13],
         optimizer_tier=np.where(trained, columns[14], 0),
         same=same.astype(np.int64),
+        together=together.astype(np.int64),
         holders=holders,
+        peers=peers,
         trained=trained,
+        averaged=trained & (holders > peers),
         shared=shared,
         reduced=shared & trained,
         has_input=has_input,

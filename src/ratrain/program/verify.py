@@ -27,7 +27,7 @@ from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDG
 from ratrain.program.families import optimizer_family
 from ratrain.program.kind import Kind, Lane, Partners, kinds
 from ratrain.program.program import Program
-from ratrain.program.table import Table, sends_beside
+from ratrain.program.table import Table, groups_of_holders, sends_beside, sites_of_ops
 from ratrain.program.text.family_groups import takes
 from ratrain.program.tiers import TIERS
 from ratrain.program.units import Bools, Ints
@@ -326,12 +326,17 @@ def _partners(table: Table) -> Iterator[Finding]:
 
 def _expected_partners(table: Table) -> Ints:
     """For each op of a group, how many ops the group should have."""
-    units = table.states.units
-    spelled_out = np.bincount(units.same)[units.same][table.unit]
-    by_kind = {Partners.HOLDERS: 0, Partners.EVERYONE: table.setup.ranks}
-    expected = np.array([by_kind.get(kind.partners, 2) for kind in kinds()], dtype=np.int64)
-    alone = np.where(expected[table.kind] == 0, spelled_out, expected[table.kind])
-    return np.where(sends_beside(table), 2 * spelled_out, alone)
+    _, spelled_out = groups_of_holders(table)
+    site = sites_of_ops(table)
+    rank_of_site = np.unique(np.array([site, table.rank]), axis=1)[0]
+    everyone = np.bincount(rank_of_site)[site]
+    several = {Partners.HOLDERS: spelled_out, Partners.PEERS: spelled_out}
+    several[Partners.EVERYONE] = everyone
+    expected = np.full(len(table), 2, dtype=np.int64)
+    for kind in kinds():
+        if kind.partners in several:
+            expected[table.kind == kind] = several[kind.partners][table.kind == kind]
+    return np.where(sends_beside(table), 2 * spelled_out, expected)
 
 
 def _message_order(table: Table) -> Iterator[Finding]:

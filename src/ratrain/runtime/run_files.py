@@ -252,7 +252,7 @@ def check_row(row: dict[str, Any], place: Place) -> None:
 def _check_validation(row: dict[str, Any], place: Place) -> None:
     """A row that validation has added to its step's."""
     _require(_is_float(row["validation_loss"]), "is not a number", place.at("validation_loss"))
-    for name in ("validation_tokens", "time_s"):
+    for name in ("validation_tokens", "time_s", *(("drift",) if "drift" in row else ())):
         _require(_is_number(row.get(name), 0), "is not a number", place.at(name))
 
 

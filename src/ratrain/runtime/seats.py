@@ -176,6 +176,21 @@ def holders_of(setup: Setup, seats: Seats, tensor: int) -> dict[str, Holders]:
     return holders
 
 
+def site_of(setup: Setup, seats: Seats, world_rank: int) -> int | None:
+    """The site of a rank's replica, where sites average weights."""
+    replica = setup.replicas[seats.replica_class[seats.seat(world_rank).data]]
+    return replica.site if setup.averages else None
+
+
+def at_sites(setup: Setup, seats: Seats, holders: Holders) -> Groups:
+    """Holders of a unit, site by site; all together where no sites average weights. Those of one
+    place own the same part of it."""
+    by_site: dict[int | None, list[int]] = {}
+    for rank in holders:
+        by_site.setdefault(site_of(setup, seats, rank), []).append(rank)
+    return tuple(tuple(ranks) for ranks in by_site.values())
+
+
 def groups_of(setup: Setup, seats: Seats) -> dict[str, Groups]:
     """For each unit that is shared at different tensor degrees, by replicas or by the ends of a
     tied matrix, of each replica the ranks that hold it."""

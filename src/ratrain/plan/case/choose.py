@@ -117,7 +117,7 @@ def _recovers_less(modes: Sequence[Recovery], others: Sequence[Recovery]) -> boo
 def _choices(plan: Plan) -> Iterator[Plan]:
     """What may become of activations and gradients, the leanest last."""
     job, chosen, data = plan.job, plan.strategy, plan.layout.data
-    reduces = data > 1 and chosen.sharding >= 2 and job.schedule.average_every is None
+    reduces = job.peers(data) > 1 and chosen.sharding >= 2
     if job.backward_sends and data > 1:
         sharded = [True]
     elif job.schedule.gradient_accumulation != "auto":

@@ -161,6 +161,7 @@ class PlanFile:
     passes: tuple[Name, ...] | None = None  # left out: the schedule's own
     average_every: Period | None = None
     averages: Literal["local-sgd", "dreamddp", "early-start"] = "local-sgd"
+    average_between: Literal["replicas", "sites"] = "replicas"
     average_turns: FrozenMap[Turn] = _NO_TURNS  # left out: as costs least
     average_wire: Literal["fp32", "bf16"] = "fp32"
     outer_learning_rate: Annotated[float, Rule(low=1e-12)] | None = None

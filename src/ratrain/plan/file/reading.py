@@ -40,7 +40,7 @@ def plan_of_file(plan: PlanFile, file: str, planned_for: JobSpec | None = None) 
     mode = state_mode(plan, place)
     job = job_of_plan(plan, place, planned_for)
     _require_devices_once(plan, place)
-    replicas = folded(_each(plan, job, place))
+    replicas = folded(_each(plan, job, place), by_site=bool(job.sites))
     _require_sequences(plan, place)
     widest = max((r.layout_of(rank) for r in replicas for rank in range(r.ranks)), key=_tensor)
     chosen = strategy_of(replace(job, layout=widest))  # which asks for the tensor degree
@@ -62,7 +62,7 @@ def plan_of_file(plan: PlanFile, file: str, planned_for: JobSpec | None = None) 
         job, layout=made.alike.layout, batch=replace(job.batch, micro_batch=made.alike.micro_batch)
     )
     require_buckets(plan, job, chosen, place)
-    placement = Placement(job.cluster.spec, made.alike.layout, _rank_by_rank(made))
+    placement = Placement(job.cluster.spec, made.alike.layout, _rank_by_rank(made), bool(job.sites))
     recovery = made.alike.recovery
     return plan_of_layout(job, placement, chosen, mode, recovery=recovery, buffer=buffer)
 

@@ -28,7 +28,7 @@ from ratrain.plan.layout.buckets import require_bucketable
 from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.further_orders import in_order, orders_tried
 from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
-from ratrain.plan.layout.placement import Placement
+from ratrain.plan.layout.placement import Placement, placed_on
 from ratrain.plan.layout.sizes import (
     layers_of_stages,
     parameter_balanced_layers,
@@ -166,13 +166,17 @@ def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator
         _require_dividable(job)
     priced, missing = False, list[Unmeasured]()
     for members, turned in _orders(used):
-        base = Placement(job.cluster.spec, LayoutSpec(1), members)
+        on_all = Placement(job.cluster.spec, LayoutSpec(1), members)
         for tensor in _tensor_degrees(job, used):
             rest = len(used) // tensor
             for pipeline in divisors_of(rest):
                 data = rest // pipeline
                 if job.batch.sequences % data or pipeline > job.model.spec.layers:
                     continue
+                if job.sites and data % len(job.sites):
+                    continue  # a replica stands at one site
+                base = placed_on(job, LayoutSpec(pipeline, data, tensor), members)
+                base = base if job.sites else on_all
                 for divided in divisions_of(job, [tensor]):
                     layout = LayoutSpec(pipeline, data, tensor, sequence_parallel=divided)
                     try:
@@ -262,8 +266,10 @@ def modes_of(
     asked, gradients = job.schedule.sharding, job.schedule.gradient_accumulation
     if job.train.rule.whole and asked is None:
         asked = 0  # its matrices are not divided
-    if job.schedule.average_every is not None:
-        asked = chosen.sharding  # replicas that train independently hold all of their states
+    if job.schedule.average_every is not None and job.peers(data) == 1:
+        asked = (
+            0 if job.sites else chosen.sharding
+        )  # replicas that train independently hold all of their states
     return tuple(
         mode
         for mode in STATE_MODES

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ratrain.cost.algorithms import DIRECT
 from ratrain.describe.job import JobSpec, ScheduleSpec
 from ratrain.describe.job_checks import Check
 from ratrain.describe.job_file import job_of_file
@@ -106,6 +107,12 @@ def _require_averages(job: JobSpec, file: str) -> None:
             place=f"{file} [schedule] averages",
             fix="set average_every, the steps of a period, or leave averages out",
         )
+    if schedule.average_every is None and schedule.average_between != "replicas":
+        raise SpecError(
+            f"{schedule.average_between} average nothing",
+            place=f"{file} [schedule] average_between",
+            fix="set average_every, the steps of a period, or leave average_between out",
+        )
     if schedule.average_turns and not schedule.averages_by_turns:
         raise SpecError(
             "all units are averaged at once, so none has a step of its own",
@@ -142,6 +149,8 @@ def _averaging(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
             place=place,
             fix='leave [train] clip_norm out, and in fp16 set overflow = "unit"',
         )
+    if job.sites:
+        return _averaging_sites(job, strategy, file)
     if job.schedule.sharding or job.schedule.gradient_accumulation == "sharded":
         raise SpecError(
             "replicas that train independently hold all of their states",
@@ -160,6 +169,27 @@ def _averaging(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
             fix=f"use a multiple of {job.schedule.average_every}",
         )
     return replace(strategy, sharding=0)
+
+
+def _averaging_sites(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
+    """The strategy of replicas at sites, which shard states inside their site as far as it asks;
+    where each site has one of them there is nothing to divide."""
+    if not job.schedule.averages_by_turns:
+        raise SpecError(
+            "between sites units are averaged by turns, each owner's weights alone, not with all "
+            "states at once (local-sgd)",
+            place=f"{file} [schedule] averages",
+            fix='set averages = "early-start" or "dreamddp", or leave average_between out',
+        )
+    if job.schedule.collective not in (None, DIRECT):
+        raise SpecError(
+            f"inside a site that averages with others gradients are not reduced by "
+            f"{job.schedule.collective} yet",
+            place=f"{file} [schedule] collective",
+            fix=f'use "{DIRECT}", or leave it out',
+        )
+    alone = job.layout is not None and job.peers(job.layout.data) == 1
+    return replace(strategy, sharding=0) if alone else strategy
 
 
 def require_tieable(job: JobSpec, pipeline: int | None = None) -> None:

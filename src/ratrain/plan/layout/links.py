@@ -82,6 +82,7 @@ class Links:
         self.groups_that_hold = lru_cache(maxsize=None)(self._groups_that_hold)
         self.reducing = lru_cache(maxsize=None)(self._reducing)
         self.group = lru_cache(maxsize=None)(self._group)
+        self.across = lru_cache(maxsize=None)(self._across)
 
     def _sums(self, number: int, rank: int) -> Link | None:
         """The slowest link in the rings of a rank's tensor groups; None where it is alone."""
@@ -122,6 +123,18 @@ class Links:
             ]
         )
         return [(degree, self._geometry.sender(rings, degrees == degree)) for degree in found]
+
+    def _across(self, holders: Holders) -> tuple[Group, Link]:
+        """The owners of one part of a unit, one at each site, and the slowest link between them.
+        `holders`: of one sort of replicas at each site."""
+        groups = [
+            of_sort.groups[0][ranks[0]]
+            for of_sort, ranks in zip(self._seats, holders, strict=True)
+            if ranks
+        ]
+        ring = np.array([[self._place[group[0].index] for group in groups]])
+        link = self._geometry.sender(ring, np.ones(ring.shape, dtype=np.bool_))
+        return group_among(self._cluster, [group[0] for group in groups], link, self._devices), link
 
     def _group(self, holders: Holders, link: Link) -> Group:
         """The first devices of the groups that hold a unit, as a group whose slowest link is that

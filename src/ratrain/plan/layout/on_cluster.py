@@ -24,7 +24,7 @@ def on_cluster(plan: Plan, spec: ClusterSpec) -> Plan:
 
     placed = plan.placed
     if placed is not None:
-        placed = Placement(spec, placed.layout, tuple(map(there, placed.devices)))
+        placed = Placement(spec, placed.layout, tuple(map(there, placed.devices)), placed.by_site)
     replicas = tuple(
         replace(
             replica,

@@ -16,6 +16,7 @@ from ratrain.cost.algorithms import Group
 from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.errors import SpecError
 from ratrain.plan.layout.geometry import Geometry
 from ratrain.plan.layout.gradient_groups import group_among
 from ratrain.plan.layout.links import Seats
@@ -41,7 +42,10 @@ class Alike:
 class _Links:
     """The links of some degrees, whatever else a layout says, each found when it is asked for."""
 
-    def __init__(self, geometry: Geometry, pipeline: int, data: int, tensor: int) -> None:
+    def __init__(
+        self, geometry: Geometry, pipeline: int, data: int, tensor: int, *, by_site: bool
+    ) -> None:
+        self.by_site = by_site
         self.geometry, self.pipeline = geometry, pipeline
         self.numbers: Ints = np.arange(pipeline * data * tensor).reshape(pipeline, data, tensor)
         self.between: dict[tuple[int, int, int], Link] = {}
@@ -60,6 +64,8 @@ class _Links:
     def classes(self) -> tuple[ReplicaClass, ...]:
         names, (_, data, tensor) = self.geometry.kinds, self.numbers.shape
         members_by_kinds: dict[tuple[int, ...], list[int]] = {}
+        if self.by_site:
+            return self._classes_of_sites()
         if len(names) == 1:
             members_by_kinds[(0,) * self.pipeline * tensor] = list(range(data))
         else:
@@ -70,6 +76,16 @@ class _Links:
             ReplicaClass(tuple(names[kind] for kind in row[::tensor]), tuple(members))
             for row, members in members_by_kinds.items()
         )
+
+    def _classes_of_sites(self) -> tuple[ReplicaClass, ...]:
+        """The same, where replicas of different sites are not alike."""
+        first: list[list[int]] = self.numbers[:, :, 0].T.tolist()  # a replica's, of its stages
+        found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for number, of_replica in enumerate(first):
+            devices = [self.geometry.devices[device] for device in of_replica]
+            key = devices[0].site, tuple(device.kind.name for device in devices)
+            found.setdefault(key, []).append(number)
+        return tuple(ReplicaClass(kinds, tuple(m)) for (_, kinds), m in found.items())
 
     def hops(self, alike: ReplicaClass) -> Alike:
         """Messages between neighbours as (source, target): from each rank to the next one (the last
@@ -163,6 +179,7 @@ class Placement:
     cluster: ClusterSpec
     layout: LayoutSpec
     devices: tuple[Device, ...]
+    by_site: bool = False  # replicas of different sites behave differently
     known: _Known = field(default_factory=_Known, compare=False, repr=False)
 
     def device(self, pipeline: int, data: int, tensor: int = 0) -> Device:
@@ -219,7 +236,7 @@ class Placement:
             known.geometry = Geometry(self.cluster, self.devices)
         degrees = layout.pipeline, layout.data, layout.tensor
         if degrees not in known.links:
-            known.links[degrees] = _Links(known.geometry, *degrees)
+            known.links[degrees] = _Links(known.geometry, *degrees, by_site=self.by_site)
         return known.links[degrees]
 
     def hops(self, alike: ReplicaClass) -> Alike:
@@ -241,4 +258,36 @@ def _alike(pairs: list[tuple[int, int]], keys: Sequence[object]) -> Alike:
 
 def place(job: JobSpec, layout: LayoutSpec) -> Placement:
     """The placement of a job's layout on the first devices of its cluster."""
-    return Placement(job.cluster.spec, layout, job.cluster.members())
+    return placed_on(job, layout, job.cluster.members())
+
+
+def placed_on(job: JobSpec, layout: LayoutSpec, devices: tuple[Device, ...]) -> Placement:
+    """The same on these devices. Where sites average weights no replica crosses from one to
+    another."""
+    if job.sites:
+        return Placement(job.cluster.spec, layout, _site_by_site(job, layout, devices), True)
+    return Placement(job.cluster.spec, layout, devices)
+
+
+def _site_by_site(
+    job: JobSpec, layout: LayoutSpec, devices: tuple[Device, ...]
+) -> tuple[Device, ...]:
+    """Devices in an order in which the first replicas stand at the first site, and so on."""
+    held = [[device for device in devices if device.site == site] for site in job.sites]
+    counts = [len(of_site) for of_site in held]
+    if len(set(counts)) > 1 or layout.data % len(held):
+        names = ", ".join(f"{n} at {s}" for n, s in zip(counts, job.sites, strict=True))
+        raise SpecError(
+            f"{layout.data} replicas on {names} do not stand at sites as many at each, which "
+            "averages between sites need so far",
+            place=f"{job.path or 'job'} [schedule] average_between",
+            fix=f"use as many devices of each site and data a multiple of {len(held)}, or leave "
+            "it out",
+        )
+    of_rank = layout.data // len(held) * layout.tensor
+    return tuple(
+        device
+        for pipeline in range(layout.pipeline)
+        for of_site in held
+        for device in of_site[pipeline * of_rank : (pipeline + 1) * of_rank]
+    )

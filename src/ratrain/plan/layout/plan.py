@@ -21,6 +21,7 @@ from functools import cached_property
 from ratrain.cost.blocks import Block
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.errors import SpecError
 from ratrain.plan.layout.enumerate import Group, StateMode, group_of_layout, with_kinds_reversed
 from ratrain.plan.layout.links import Groups, Holders, Links, links_of
 from ratrain.plan.layout.placement import Placement
@@ -78,7 +79,12 @@ class Plan:
         budgets = [min(map(self.job.budget_of, of_rank)) for of_rank in kinds]
         return Setup(
             replicas=tuple(
-                Replica(self._stages(replica), replica.micro_batches, len(replica.members))
+                Replica(
+                    self._stages(replica),
+                    replica.micro_batches,
+                    len(replica.members),
+                    self._site(replica),
+                )
                 for replica in self.replicas
             ),
             sequence_parallel=self.sequence_parallel,
@@ -242,6 +248,18 @@ class Plan:
             Stage(tuple(member(stage, rank) for rank in replica.ranks_of(stage)))
             for stage in range(replica.layout.stages)
         )
+
+    def _site(self, replica: PlacedReplica) -> int | None:
+        """Where sites average weights: the one where a replica stands, with all of its devices."""
+        sites = {self.job.site_of(device) for device in replica.seats.devices}
+        if len(sites) > 1:
+            raise SpecError(
+                f"replica {replica.members[0]} stands at several sites, between which weights "
+                "are averaged",
+                place=f"{self.job.path or 'job'} [schedule] average_between",
+                fix="use devices of one site for each replica, or leave it out",
+            )
+        return sites.pop()
 
     def _shared_layout(self, replica: PlacedReplica, rank: int) -> LayoutSpec:
         """The layout of a rank in which as many reduce a gradient as do of any: what it needs for

@@ -137,11 +137,14 @@ class PlacedReplica:
         return replace(self, recovery=recovery)
 
 
-def folded(replicas: Iterable[PlacedReplica]) -> tuple[PlacedReplica, ...]:
+def folded(
+    replicas: Iterable[PlacedReplica], *, by_site: bool = False
+) -> tuple[PlacedReplica, ...]:
     """Single replicas, those that behave alike as one, in the order of the first of each."""
     alike: dict[object, list[PlacedReplica]] = {}
     for single in replicas:
-        key = replace(single, seats=NO_SEATS, entry=0), kinds_of_groups(single.groups[0])
+        site = single.groups[0][0][0].site if by_site else ""
+        key = replace(single, seats=NO_SEATS, entry=0), kinds_of_groups(single.groups[0]), site
         alike.setdefault(key, []).append(single)
     return tuple(
         replace(

@@ -69,6 +69,7 @@ class UnitPlace:
     previous: tuple[StageMessage, ...]  # to members of the stage before, if elsewhere
     following: tuple[StageMessage, ...]
     sums_link: Link | None  # of its tensor group; None: it is alone
-    group: DataGroup | None  # None: no other rank holds it
+    group: DataGroup | None  # that adds up its gradient; None: no other rank does
+    across: DataGroup | None  # that averages its weights, where ranks update it apart
     other_end: OtherEnd | None  # of a tied matrix, where it is on another rank
-    holders: int  # ranks that hold the unit, this one among them
+    holders: int  # ranks that add up its gradient, this one among them

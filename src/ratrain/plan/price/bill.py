@@ -134,7 +134,7 @@ def _sizes(group: Group, name: str) -> tuple[int, int, int]:
 
 def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
     """Views, optimizer shards, gradients and their slots."""
-    data, column = group.layout.data, group.sharding[:, None]
+    data, column = group.job.peers(group.layout.data), group.sharding[:, None]
     view, gradient = _sizes(group, "view_bytes"), _sizes(group, "gradient_bytes")
     optimizer = _sizes(group, "optimizer_bytes")
 
@@ -166,13 +166,12 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
         states["residual"] = group.job.residuals * whole(gradient)
     if group.job.schedule.averages == "early-start" and group.job.schedule.averages_by_turns:
         copies, steps = _sizes(group, "copy_bytes"), group.job.schedule.average_every or 1
+        owned = np.where(column > 0, shared(copies), whole(copies))
         # Turns are as equal as can be: none is larger than an equal part and a unit.
-        states["averaged"] = np.minimum(
-            whole(copies), whole(copies) // steps + _largest(group, copies)
-        )
-        if group.job.train.outer_learning_rate is not None and data > 1:
+        states["averaged"] = np.minimum(owned, owned // steps + _largest(group, copies))
+        if group.job.train.outer_learning_rate is not None and group.layout.data > 1:
             kept = 3 if group.job.schedule.average_wire != "fp32" else 2
-            states["outer"] = kept * whole(copies)
+            states["outer"] = kept * owned
     return states
 
 
@@ -245,7 +244,7 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
         return excess
     saved, inputs = _sizes(group, "saved_bytes"), _sizes(group, "input_bytes")
     gradient = _sizes(group, "gradient_bytes")
-    shard = _shared(gradient, layout.data)
+    shard = _shared(gradient, max(1, group.job.peers(layout.data)))
     sharded = group.sharded_gradients[:, None] & (layout.data > 1)
     e, h = np.zeros(layout.pipeline, dtype=np.int64), np.zeros(layout.pipeline, dtype=np.int64)
     e[0], h[-1] = 1, 1

@@ -98,7 +98,9 @@ def costs_of_places(
     for cost, time_s in _COMPUTE.items():
         priced[cost] = fixed_work(np.array([time_s(unit.times) for unit in units]))
     for cost, transfer in _collectives(job, setup).items():
-        priced[cost] = _group_work(units, ports, transfer, inside=cost is Cost.TENSOR_SUM)
+        link_of = _sums_link if cost is Cost.TENSOR_SUM else _group_link
+        priced[cost] = _group_work(units, ports, transfer, link_of)
+    priced[Cost.AVERAGE] = _averages(job, setup, units, ports)
     priced[Cost.UPDATE] = _updates(setup, units, ports)
     priced[Cost.NORM] = _norms(farthest, setup, units)
     # Steps that save nothing are simulated, unless every one does.
@@ -195,10 +197,6 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
     def gather(unit: UnitPlace, _link: Link) -> Transfer:
         return gather_loss(unit.device).driven(_half_of(unit)(unit.view_bytes))
 
-    def average(unit: UnitPlace, _link: Link) -> Transfer:
-        sent = _half_of(unit)(job.averaged_bytes * unit.params).times(2)
-        return reduction_loss(unit.device).driven(sent)
-
     def reduced(unit: UnitPlace, _link: Link) -> Transfer:
         owners = unit.holders if setup.sharding else None
         sent = reduction(
@@ -215,7 +213,6 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
     return {
         Cost.REDUCE: reduced,
         Cost.GATHER: gather,
-        Cost.AVERAGE: average,
         Cost.TENSOR_SUM: sums,
     }
 
@@ -229,15 +226,13 @@ def _group_work(
     units: Sequence[UnitPlace],
     ports: _Ports,
     transfer: Callable[[UnitPlace, Link], Transfer],
-    *,
-    inside: bool,
+    link_of: Callable[[UnitPlace], Link | None],
 ) -> Work:
-    """In a collective a rank receives as much as it sends: it uses both of its ports. `inside`: of
-    its tensor group, else of the ranks that hold the unit."""
+    """In a collective a rank receives as much as it sends: it uses both of its ports."""
     transfers: list[Transfer] = []
     links: list[Link | None] = []
     for unit in units:
-        link = unit.sums_link if inside else unit.group.link if unit.group else None
+        link = link_of(unit)
         transfers.append(transfer(unit, link) if link else NOTHING)
         links.append(link)
     return _work_of(
@@ -245,6 +240,35 @@ def _group_work(
         [ports.out(u.rank, k) if k else NO_LINK for u, k in zip(units, links, strict=True)],
         [ports.into(u.rank, k) if k else NO_LINK for u, k in zip(units, links, strict=True)],
     )
+
+
+def _sums_link(unit: UnitPlace) -> Link | None:
+    return unit.sums_link
+
+
+def _group_link(unit: UnitPlace) -> Link | None:
+    return unit.group.link if unit.group else None
+
+
+def _averages(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
+    """The mean of weights over all that hold a unit; or over sites, where each owner sends its part
+    alone, and tells it the others of its site where all of them update the whole unit."""
+
+    def average(unit: UnitPlace, _link: Link) -> Transfer:
+        if unit.across is None:
+            sent = _half_of(unit)(job.averaged_bytes * unit.params).times(2)
+            return reduction_loss(unit.device).driven(sent)
+        sent = unit.across.half(job.averaged_bytes * unit.params / unit.holders).times(2)
+        if unit.group is not None and not setup.sharding:
+            told = unit.group.half(job.averaged_bytes * unit.params)
+            told_s = told.alone_s(unit.group.link.bandwidth_bytes_per_s)
+            sent = replace(sent, latency_s=sent.latency_s + told_s)
+        return reduction_loss(unit.device).driven(sent)
+
+    def link_of(unit: UnitPlace) -> Link | None:
+        return unit.across.link if unit.across else _group_link(unit)
+
+    return _group_work(units, ports, average, link_of)
 
 
 def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:

@@ -147,7 +147,8 @@ class _Pace:
             gather = half(weight_bytes * held)
             reduce = NOTHING
             if schedule.average_every is not None:
-                reduce = half(group.job.averaged_bytes * params)
+                peers = group.job.peers(self.data)
+                reduce = half(group.job.averaged_bytes * params / peers)
             elif data:  # as where states are sharded: `tail_s` counts it twice where they are not
                 size_bytes = reduced_bytes * params
                 reduce = reduction(group.job, half, params, size_bytes, device, owners=self.data)

@@ -122,7 +122,7 @@ class _Places:
         reduced = reduced_bytes_per_param(device, job.schedule.dtype, job.schedule.gradient_wire)
         places: list[UnitPlace] = []
         for block in blocks[stage]:
-            holders = self._plan.holders[block.kind, block.index]
+            holders, across = self._holders_of(number, block)
             params = trained_params(job, block, self._deepest) / layout.tensor
             # At level 3 views are gathered, of all parameters.
             counted = held_params if self._setup.sharding == 3 else trained_params
@@ -141,11 +141,33 @@ class _Places:
                 following=self.messages_to(number, rank, stage + 1),
                 sums_link=self._links.sums(number, rank),
                 group=self.group_of(holders, shared, layout.tensor),
+                across=across,
                 other_end=self._other_end(number, rank),
                 holders=len(self._links.groups_that_hold(holders)),
             )
             places.append(place)
         return places
+
+    def _holders_of(self, number: int, block: Block) -> tuple[Holders, DataGroup | None]:
+        """Those that add up a block's gradient with a rank of a replica, and those that average its
+        weights where sites do: of a site the first replicas stand for all."""
+        everyone = self._plan.holders[block.kind, block.index]
+        if not self._plan.job.sites:
+            return everyone, None
+        sites = [replica.site for replica in self._setup.replicas]
+        here = tuple(
+            held if site == sites[number] else ()
+            for held, site in zip(everyone, sites, strict=True)
+        )
+        if len(self._plan.job.sites) == 1:
+            return here, None
+        firsts = tuple(
+            held if sites.index(site) == place else ()
+            for place, (held, site) in enumerate(zip(everyone, sites, strict=True))
+        )
+        group, link = self._links.across(firsts)
+        half = NamedHalf(self._plan.job.collective, group)
+        return here, DataGroup(half, link, half.chosen)
 
     def _slowest(self, number: int, rank: int, block: Block, *, selective: bool) -> DeviceKind:
         """The kind of device that the others of a rank's tensor group wait for."""

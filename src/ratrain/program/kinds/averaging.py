@@ -12,8 +12,7 @@ def _average(b: Binding, ops: Ops) -> None:
     """AverageW: weights in, their mean over all holders out in their place, and a view of it:
     after the update with the moments (local SGD), or ahead of it, where the view's last reader of
     the step has ended. It changes what training means: see `passes/averaging.py`."""
-    for family in ("optimizer", "view"):
-        found = b.lasting(family, ops)
+    for found in (b.lasting("optimizer", ops), b.kept_view(ops)):
         if b.setup.averages is Averages.LOCAL_SGD:
             found = found.next()
         b.reads(ops, found)
@@ -41,24 +40,24 @@ def _average_copy(b: Binding, ops: Ops) -> None:
 
 declare(
     "AverageW",
-    Lane.REDUCE,
+    Lane.AVERAGE,
     Scope.UNIT,
     _average,
     partners=Partners.HOLDERS,
     cost=Cost.AVERAGE,
     method="average_weights",
-    renews=("optimizer", "view"),
-    synchronises=("optimizer", "view"),
+    renews=("optimizer", "view", "shard_view"),
+    synchronises=("optimizer", "view", "shard_view"),
 )
 declare("CopyW", Lane.UPDATE, Scope.UNIT, _copy, cost=Cost.COPY_WEIGHTS, method="copy_weights")
 declare(
     "AverageCopy",
-    Lane.REDUCE,
+    Lane.AVERAGE,
     Scope.UNIT,
     _average_copy,
     partners=Partners.HOLDERS,
     cost=Cost.AVERAGE,
     method="average_copy",
     renews=("outer",),
-    synchronises=("optimizer", "view"),
+    synchronises=("optimizer", "view", "shard_view"),
 )

@@ -16,7 +16,7 @@ def _save(b: Binding, ops: Ops) -> None:
     ops = ops.where(b.unit.trained[ops.unit])
     b.reads(ops, b.new_optimizer(ops))
     if b.setup.outer:
-        b.reads(shared := ops.where(b.unit.holders[ops.unit] > 1), b.at_step_end("outer", shared))
+        b.reads(shared := ops.where(b.unit.averaged[ops.unit]), b.at_step_end("outer", shared))
     early = b.away(ops.unit) & b.gathered_per_step(ops.unit)
     b.reads(updated := ops.where(early), b.reduced(updated).next())
     b.reads(whole := ops.where(~early), b.new_view(whole))

@@ -32,7 +32,7 @@ for name, rule in (("Gather_F", _gather_forward), ("Gather_B", _gather_backward)
         Lane.GATHER,
         Scope.UNIT_MICRO_BATCH,
         rule,
-        partners=Partners.HOLDERS,
+        partners=Partners.PEERS,
         cost=Cost.GATHER,
         method="gather",
     )

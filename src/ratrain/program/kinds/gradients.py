@@ -97,7 +97,7 @@ def _prefetch_view(b: Binding, ops: Ops) -> None:
     """PrefetchW: updated shards in and freed; the next step's view out, over the old one."""
     updated = b.reduced(ops).next()
     b.reads(ops, updated)
-    b.writes(ops, b.view(ops).next())
+    b.writes(ops, b.averaged_before("view", ops).next())
     b.frees(ops, updated)
 
 
@@ -106,7 +106,7 @@ declare(
     Lane.REDUCE,
     Scope.UNIT_REDUCTION,
     _grad_sync,
-    partners=Partners.HOLDERS,
+    partners=Partners.PEERS,
     cost=Cost.REDUCE,
     method="grad_sync",
     needs_whole_gradient=True,
@@ -127,7 +127,7 @@ declare(
     Lane.GATHER,
     Scope.UNIT,
     _prefetch_view,
-    partners=Partners.HOLDERS,
+    partners=Partners.PEERS,
     cost=Cost.GATHER,
     method="prefetch_view",
     synchronises=("view",),

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ratrain.errors import ProgramError
-from ratrain.program.actions import Action
+from ratrain.program.actions import NONE, Action
 from ratrain.program.columns import STEP, Rows
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
@@ -27,8 +26,10 @@ def average_weights(
     """Parameter averaging: replicas train alone, and average each unit's weights once in `steps`
     steps, which the program spells out.
 
-    Takes every reduction of gradients away. It changes what training means, and says so by name.
-    Copies of a tied matrix still add up their gradients in every step, each replica's alone.
+    Takes every reduction of gradients away but those inside a site, where replicas stand at sites:
+    there sharding stays too, and the owner of a part averages it with the owners elsewhere. It
+    changes what training means, and says so by name. Copies of a tied matrix still add up their
+    gradients in every step, each replica's alone.
 
     `local-sgd` (Stich 2019, arXiv 1805.09767): all units after the last step's updates, in their
     order, with the optimizer's moments, so that after a period all replicas are alike. Safe because
@@ -48,14 +49,10 @@ def average_weights(
     (arXiv 2501.18512). Costs 8 bytes a parameter, and
     4 more where what is sent is `narrow`.
     """
-    if program.setup.sharding:
-        raise ProgramError(
-            "weights that replicas average belong to each of them whole", fix="use sharding 0"
-        )
     setup = replace(
         program.setup, period=steps, averages=averages, outer=outer, narrow_averages=narrow
     )
-    shared = program.setup.holders
+    apart = {name for name, count in setup.holders.items() if count > setup.peers[name]}
     kind = Kind.AverageCopy if averages is Averages.EARLY_START else Kind.AverageW
 
     def averaged(rank: int, kind: Kind, order: Lane, of_order: Kind) -> Iterator[Action]:
@@ -63,24 +60,27 @@ def average_weights(
         held = dict(program.held_by(rank))
         for action in program.lane(rank, order):
             name = held[action.stage].units[action.unit].name
-            if action.kind is of_order and shared[name] > 1:
+            if action.kind is of_order and name in apart:
                 step = turns[name] if averages.by_turns else steps - 1
-                yield action._replace(kind=kind, step=step)
+                yield Action(kind, action.stage, action.unit, NONE, step)
 
-    def reductions(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
-        ties = [action for action in actions if action.kind is Kind.TieSync]
+    def averages_of(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
         if not averages.by_turns:
-            yield from (tie._replace(step=step) for step in range(steps) for tie in ties)
-            yield from averaged(rank, kind, Lane.UPDATE, Kind.UpdateShard)
-            return
-        ordered = list(averaged(rank, kind, Lane.REDUCE, Kind.GradSync))
-        for step in range(steps):
-            yield from (action for action in ordered if action.step == step)
-            yield from (tie._replace(step=step) for tie in ties)
+            return averaged(rank, kind, Lane.UPDATE, Kind.UpdateShard)
+        return iter(sorted(completed(rank, kind), key=lambda action: action.step))
+
+    def completed(rank: int, kind: Kind) -> list[Action]:
+        """An op for each unit, in the order in which gradients are complete."""
+        made = reversed(list(averaged(rank, kind, Lane.REDUCE, Kind.GradSync)))
+        return list(dict.fromkeys(made))[::-1]
+
+    def reductions(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
+        kept = [action for action in actions if setup.reduces or action.kind is Kind.TieSync]
+        yield from (action._replace(step=step) for step in range(steps) for action in kept)
 
     def copies(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
         actions = tuple(actions)
-        ordered = list(averaged(rank, Kind.CopyW, Lane.REDUCE, Kind.GradSync))
+        ordered = completed(rank, Kind.CopyW)
         for step in range(steps):
             yield from (action for action in ordered if action.step == step)
             yield from (action._replace(step=step) for action in actions)
@@ -91,9 +91,10 @@ def average_weights(
         return spelled_out
 
     made = program.edit(f"{averages}-{steps}", Lane.REDUCE, by=reductions, setup=setup)
+    made = made.edit("", Lane.AVERAGE, by=averages_of)
     for lane in Lane:
         if lane is Lane.UPDATE and averages is Averages.EARLY_START:
             made = made.edit("", lane, by=copies)
-        elif lane is not Lane.REDUCE:
+        elif lane not in (Lane.REDUCE, Lane.AVERAGE):
             made = made.edit_rows("", lane, by=every_step)
     return made

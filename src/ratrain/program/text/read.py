@@ -67,7 +67,7 @@ class _Reader:
         self._kinds: dict[str, Unit] = {}
         self._tensor = 1
         self._budgets: list[Budget] = []
-        self._replicas: list[tuple[int, int, list[list[Member]]]] = []
+        self._replicas: list[tuple[list[int], list[list[Member]]]] = []
         self._lanes: dict[tuple[int, Lane], tuple[Action, ...]] = {}
         self._known: dict[str, Action] = {}
         self._repeats: tuple[int, int] | None = None
@@ -112,8 +112,8 @@ class _Reader:
                 "the text is empty", place=self._file, fix=f"start it with {FORMAT} {VERSION}"
             )
         replicas = tuple(
-            Replica(tuple(Stage(tuple(members)) for members in stages), micro_batches, count)
-            for micro_batches, count, stages in self._replicas
+            Replica(tuple(Stage(tuple(members)) for members in stages), *numbers)
+            for numbers, stages in self._replicas
         )
         if not replicas:
             raise ProgramError(
@@ -188,19 +188,20 @@ class _Reader:
         self._kinds[kind] = Unit("", **values)
 
     def _replica(self, rest: list[str]) -> None:
-        number, values = rest[0] if rest else "", self._pairs(rest[1:], "micro_batches", "count")
+        number, named = rest[0] if rest else "", ("micro_batches", "count")
+        values = self._pairs(rest[1:], *named, *(("site",) if len(rest) > 5 else ()))
         if number != str(len(self._replicas)):
             expected = len(self._replicas)
             raise self._wrong(
                 f"replica {shown(number)}, where {expected} comes next", f"write {expected}"
             )
-        micro_batches, count = (self._parsed(*value, count_of) for value in values.items())
-        self._replicas.append((micro_batches, count, []))
+        numbers = [self._parsed(*value, count_of) for value in values.items()]
+        self._replicas.append((numbers, []))
 
     def _stage(self, rest: list[str]) -> None:
         if not self._replicas:
             raise self._wrong("a stage appears before any replica", "write a replica line first")
-        stages = self._replicas[-1][2]
+        stages = self._replicas[-1][1]
         cut = rest.index("units") if "units" in rest else len(rest)
         values = self._pairs(rest[1:7], "rank", "recovery", "output_bytes")
         further = self._further(rest[7:cut])

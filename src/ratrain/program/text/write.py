@@ -53,6 +53,7 @@ def _written(program: Program, long: Repeating | None) -> str:
     lines += ["", *_unit_lines(kinds)]
     for number, replica in enumerate(program.setup.replicas):
         counts = f"micro_batches {replica.micro_batches} count {replica.count}"
+        counts += "" if replica.site is None else f" site {replica.site}"
         lines += ["", f"replica {number} {counts}", *_stage_lines(replica, kinds, tensor)]
     last_rank = -1
     for rank, lane in sorted(program.lanes):

@@ -79,6 +79,7 @@ def validation_row(step: int, validated: Validated) -> Row:
         "validation_loss": validated.loss,
         "validation_loss_bits": validated.loss.hex(),
         "validation_tokens": validated.tokens,
+        **({} if validated.drift is None else {"drift": validated.drift}),
         "time_s": time.time(),
     }
 

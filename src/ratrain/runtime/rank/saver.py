@@ -228,22 +228,26 @@ def _written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Ite
     if unit.slots is not None:
         yield from _of_slots(unit, unit.slots, optimizer)
         return
-    share, part = slice(0, unit.padded) if unit.own else unit.owned, unit.part
+    alone = unit.own and unit.across is None
+    share, part = slice(0, unit.padded) if alone else unit.owned, unit.part
     name, size = stored_name(unit.name, unit.division), unit.unit.layout.size
     for kind, buffer in _buffers(part, optimizer):
-        kind = own_kind(kind, unit.place, len(unit.holders)) if unit.own else kind
+        kind = own_kind(kind, *unit.version) if unit.own else kind
         entry = clipped(name, kind, share.start, share.stop, size)
         if entry is not None:
             begin = share.start - part.begin
             yield entry, _pieces(buffer, begin, begin + entry.elements, whole=optimizer.whole)
     shared = (unit.outer.weights, unit.outer.momentum) if unit.outer else ()
     for kind, values in zip((OUTER_WEIGHTS, OUTER_MOMENTUM), shared, strict=bool(shared)):
-        entry = clipped(name, kind, unit.owned.start, unit.owned.stop, size)
+        entry = clipped(name, kind, unit.saves.start, unit.saves.stop, size)
         if entry is not None:
-            yield entry, iter([values[entry.begin : entry.end]])
+            yield entry, iter([values[entry.begin - part.begin : entry.end - part.begin]])
     if unit.outer is not None and unit.outer.residual is not None:
-        kind = own_kind(OUTER_RESIDUAL, unit.place, len(unit.holders))
-        yield Entry(name, kind, 0, size, size), iter([unit.outer.residual.kept[:size]])
+        kind = own_kind(OUTER_RESIDUAL, *unit.version)
+        entry = clipped(name, kind, share.start, share.stop, size)
+        if entry is not None:
+            kept = unit.outer.residual.kept
+            yield entry, iter([kept[entry.begin - part.begin : entry.end - part.begin]])
     if unit.residual is not None:
         kind = residual_kind(unit.place, len(unit.holders))
         yield Entry(name, kind, 0, size, size), iter([unit.residual.kept[:size]])

@@ -18,11 +18,12 @@ from ratrain.models.units import Unit, unit_of
 from ratrain.program.kind import Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Setup
 from ratrain.program.tiers import DISK
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
-from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.seats import Seat, Seats, site_of
 from ratrain.runtime.step.ahead import Ran
 from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
@@ -72,11 +73,14 @@ class CountedTokens:
         return self._by_step[step]
 
 
-def _dividing(seats: Seats, averages: bool) -> list[int]:
+def _dividing(seats: Seats, setup: Setup) -> list[int]:
     """For each rank its group, whose tokens its loss is divided by: all ranks, since replicas share
-    each gradient; where they average weights instead they train alone in between, on their own
+    each gradient; where they, or sites, average weights they train alone in between, on their own
     tokens."""
-    return [seat.data if averages else 0 for seat in seats.all()]
+    if not setup.averages:
+        return [0] * seats.world_size
+    sites = [site_of(setup, seats, rank) for rank in range(seats.world_size)]
+    return [s.data if site is None else site for s, site in zip(seats.all(), sites, strict=True)]
 
 
 def _numbers(spec: RunSpec) -> list[Numbers]:
@@ -117,10 +121,11 @@ class RankRun:
         self._step_began_s = time.perf_counter()
         setup = program.setup
         self.holders = setup.holders
-        self.replicas_apart = max(self.holders.values()) if setup.averages.by_turns else 0
+        apart = [count // setup.peers[name] for name, count in setup.holders.items()]
+        self.replicas_apart = max(apart) if setup.averages.by_turns else 0
         self._budget_bytes = setup.budget_of(seat.program_rank)
         self.sizes = self._sizes()
-        self._groups = _dividing(spec.seats, bool(setup.averages))
+        self._groups = _dividing(spec.seats, setup)
         self._counted = CountedTokens()
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
         self.ledgers = ledgers_of(self.schedule)

@@ -6,10 +6,9 @@ nothing else is under way. All ranks do it together, and end with the same numbe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from ratrain.describe.train import TrainSpec
 from ratrain.devices import Device
@@ -21,6 +20,8 @@ from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.lanes import Lanes
 from ratrain.runtime.step.ledger import Ledgers
+from ratrain.runtime.step.mean_weights import mean_weights
+from ratrain.runtime.step.network.broadcast import summed_columns
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.ops import RankOps, Sizes
 from ratrain.runtime.step.schedule import is_first_of_last_stage, schedule_of
@@ -29,10 +30,12 @@ from ratrain.runtime.step.states import RankStates
 
 @dataclass(frozen=True)
 class Validated:
-    """The mean loss over the held-out tokens, and how many these are."""
+    """The mean loss over the held-out tokens, and how many these are. Where replicas or sites train
+    apart it is that of their mean, from which their own weights are so far (`mean_weights`)."""
 
     loss: float
     tokens: int
+    drift: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Validation:
     ) -> None:
         schedule = schedule_of(forward_only(program), seat.program_rank)
         self._network, self._share, self._held = network, share, states.held
+        self._units = states.units
+        self._apart = program.setup.averages.by_turns
         # All ranks of a tensor group have the same losses: the first reports them.
         self._tells = seat.division.rank == 0 and any(unit.last for unit in schedule.units)
         self._counts = self._tells and is_first_of_last_stage(schedule)
@@ -79,6 +84,13 @@ class Validation:
 
     def run(self) -> Validated:
         """The loss of all held-out batches; all ranks call this together."""
+        if not self._apart:
+            return self._run()
+        ops = self._ops
+        with mean_weights(self._units, self._network, ops.average, ops.show) as drift:
+            return replace(self._run(), drift=drift)
+
+    def _run(self) -> Validated:
         count = self._share.count
         self.lanes.run(0, lambda _, number: number < count)
         own_sums = [0.0, 0.0]
@@ -93,11 +105,5 @@ class Validation:
         self._held.clear()  # nothing else is under way: these are tensors that were sent
         self._share.batches.forget()
         sums = torch.tensor(own_sums, dtype=torch.float64)
-        total, tokens = self._network.combine(Lane.UPDATE, sums, _summed_columns).tolist()
+        total, tokens = self._network.combine(Lane.UPDATE, sums, summed_columns).tolist()
         return Validated(total / max(1.0, tokens), int(tokens))
-
-
-def _summed_columns(rows: list[Tensor]) -> list[Tensor]:
-    """Each of the sums of all ranks, added in their order, for each rank."""
-    columns = zip(*(row.tolist() for row in rows), strict=True)
-    return [torch.tensor([sum(column) for column in columns], dtype=torch.float64)] * len(rows)

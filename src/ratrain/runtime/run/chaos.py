@@ -251,7 +251,7 @@ def audit(folder: RunFolder, status: int, struck: Sequence[_Struck], log: Path) 
         )
     rows = [row for row in folder.metrics_lines() if not is_validation(row)]
     first_s = rows[0]["time_s"]
-    ends_s = [each.began_s for each in struck[1:]] + [float("inf")]
+    ends_s = next_after([each.began_s for each in struck])
     return Audit(
         status,
         len(counted),
@@ -266,6 +266,11 @@ def audit(folder: RunFolder, status: int, struck: Sequence[_Struck], log: Path) 
         goodput_of(folder.metrics_lines()),
         log,
     )
+
+
+def next_after(began_s: Sequence[float]) -> list[float]:
+    """When the next fault after each begins; there may be none at all."""
+    return [*began_s[1:], float("inf")][: len(began_s)]
 
 
 def wrong_steps(rows: Sequence[Row]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ def chosen_collectives(case: Case, seats: Seats, hosts: tuple[int, ...]) -> Chos
     """The collectives of a run whose world ranks are on these hosts. An algorithm that is no
     reduce-scatter is refused."""
     setup, name = case.proved.program.setup, case.settled_job.collective
-    if max(setup.holders.values()) == 1 or name == DIRECT:
+    if max(setup.holders.values()) == 1 or name == DIRECT or (setup.averages and setup.sites):
         return Chosen(name)
     reduces_by, gathers_by = _fastest(case) if name == AUTO else ({}, {})
     reductions = dict.fromkeys(

@@ -26,7 +26,7 @@ from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range, parameters_in
 from ratrain.runtime.step.outer import OuterStates
 from ratrain.runtime.step.schedule import LocalUnit
-from ratrain.runtime.step.unit_state import UnitState
+from ratrain.runtime.step.unit_state import Across, UnitState
 
 Source = Callable[[str, str, int, int], Tensor]
 """(unit, kind of state in a checkpoint, begin, end) -> fp32 values of that range."""
@@ -45,17 +45,25 @@ class Making:
     optimizer: Optimizer
     dtypes: Sequence[torch.dtype]
 
-    def unit(self, local: LocalUnit, holders: Holders, groups: Groups | None) -> UnitState:
+    def unit(
+        self, local: LocalUnit, holders: Holders, groups: Groups | None, across: Across | None
+    ) -> UnitState:
         """The states of a unit that these ranks hold; `groups`: where at unlike tensor degrees."""
-        return _OfUnit(self, local, holders, groups).made()
+        return _OfUnit(self, local, holders, groups, across).made()
 
 
 class _OfUnit:
     """One unit's states, while they are made."""
 
     def __init__(
-        self, making: Making, local: LocalUnit, holders: Holders, groups: Groups | None
+        self,
+        making: Making,
+        local: LocalUnit,
+        holders: Holders,
+        groups: Groups | None,
+        across: Across | None,
     ) -> None:
+        self._across = across
         self._of, self._local, self._holders, self._groups = making, local, holders, groups
         self._unit, self._name = making.make_unit(local.unit.name), local.unit.name
         self._layout, self._dtype = self._unit.layout, making.dtypes[making.seat.world_rank]
@@ -63,7 +71,11 @@ class _OfUnit:
         self._is_shared = len(holders) > 1
         self._is_sharded = bool(making.setup.sharding) and self._is_shared
         self._is_away = bool(local.optimizer_tier)
-        self._is_own = making.setup.averages.by_turns and self._is_shared
+        self._place_of_own = (self._place, len(holders))
+        if across is not None:
+            self._place_of_own = (across.place, len(across.holders))
+        alone = self._is_shared and not making.setup.sites
+        self._is_own = making.setup.averages.by_turns and (alone or across is not None)
         self._slots: Slots | None = None
         if groups is not None:
             self._slots = Slots(self._layout, groups, making.seat.world_rank, self._parts_of_unit)
@@ -79,7 +91,8 @@ class _OfUnit:
             padded, shares = self._layout.size, self._slots.owned
         else:
             layouts = (self._of.make_unit(name).layout for name in self._cut_alike())
-            padded = max(layout.padded(len(self._holders)) for layout in layouts)
+            owners = len(self._holders) * (len(self._across.holders) if self._across else 1)
+            padded = max(layout.padded(owners) for layout in layouts)
             shares = (slice(*owned_range(padded, len(self._holders), self._place)),)
         return padded, shares if self._layout.size else ()
 
@@ -119,6 +132,7 @@ class _OfUnit:
             frozen_share=frozen_share,
             outer=self._outer(),
             own=self._is_own,
+            across=self._across,
         )
 
     def _unlike(self) -> tuple[torch.dtype, ...]:
@@ -132,7 +146,8 @@ class _OfUnit:
         another tier, and is complete from the start."""
         values = torch.zeros(held.stop - held.start, dtype=torch.float32, device=self._of.device)
         kind = self._own_kind(kind) if self._is_own else kind
-        reads_all = self._is_own or (self._is_away and not self._is_sharded)
+        reads_all = self._is_own and self._across is None
+        reads_all |= self._is_away and not self._is_sharded
         for share in (held,) if reads_all else self._shares:
             known = min(share.stop, self._layout.size)
             if held.start <= share.start < min(known, held.stop):
@@ -142,13 +157,19 @@ class _OfUnit:
         return values
 
     def _own_kind(self, kind: str) -> str:
-        return own_kind(kind, self._place, len(self._holders))
+        return own_kind(kind, *self._place_of_own)
 
     def _whole(self, kind: str) -> Tensor:
         """A buffer of the whole unit, read."""
-        values = torch.zeros(self._padded, dtype=torch.float32, device=self._of.device)
-        read = self._of.source(self._name, kind, 0, self._layout.size)
-        values[: self._layout.size] = read.to(self._of.device)
+        return self._read(kind, slice(0, self._padded))
+
+    def _read(self, kind: str, held: slice) -> Tensor:
+        """A buffer of a range of the unit, read, whoever owns it."""
+        values = torch.zeros(held.stop - held.start, dtype=torch.float32, device=self._of.device)
+        known = min(held.stop, self._layout.size)
+        if held.start < known:
+            read = self._of.source(self._name, kind, held.start, known)
+            values[: known - held.start] = read.to(self._of.device)
         return values
 
     def _views(self) -> tuple[Tensor | None, Tensor | None]:
@@ -245,7 +266,8 @@ class _OfUnit:
         """Of an outer optimizer."""
         if not self._of.setup.outer or not self._is_own or not self._layout.size:
             return None
-        outer = OuterStates(self._whole(OUTER_WEIGHTS), self._whole(OUTER_MOMENTUM))
+        held = self._shares[0] if self._is_sharded else slice(0, self._padded)
+        outer = OuterStates(self._read(OUTER_WEIGHTS, held), self._read(OUTER_MOMENTUM, held))
         if self._of.setup.narrow_averages:
-            outer.residual = Residual(self._whole(self._own_kind(OUTER_RESIDUAL)))
+            outer.residual = Residual(self._read(self._own_kind(OUTER_RESIDUAL), held))
         return outer

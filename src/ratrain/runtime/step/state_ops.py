@@ -134,36 +134,36 @@ class StateOps:
         too, and the view follows."""
         unit = self.unit(op)
         by_turns = self._setup.averages.by_turns
-        for buffer in unit.master() if by_turns else unit.averaged():
-            self._average(unit, buffer)
-        assert unit.view is not None
-        for part in unit.parts:
-            target = unit.view[part.begin : part.end]
-            if target.data_ptr() != part.weights.data_ptr():
-                target.copy_(part.weights)
+        for buffer in (unit.own_master(),) if by_turns else unit.averaged():
+            self.average(unit, buffer)
+        if not self._setup.gathers:  # else they follow once they are updated
+            self.show(unit)
 
     def copy_weights(self, op: LocalOp, step: int) -> None:
         """A copy of master weights, for others to average while the replica computes with them."""
         unit = self.unit(op)
-        for weights in unit.master():
-            copy = weights.clone() if unit.outer is None else unit.outer.learnt(weights)
-            self._held.write(op, copy, "averaged")
+        weights = unit.own_master()
+        copy = weights.clone() if unit.outer is None else unit.outer.learnt(weights)
+        self._held.write(op, copy, "averaged")
 
     def average_copy(self, op: LocalOp, step: int) -> None:
         """The copy becomes the mean of all replicas' copies, or what the outer step makes of it."""
         unit, copy = self.unit(op), self._held.read(op, "averaged")
         rate = self._train.outer_learning_rate
         if unit.outer is None or rate is None:
-            self._average(unit, copy)
+            self.average(unit, copy)
             return
         sent = unit.outer.sent(copy)
-        self._average(unit, sent)
+        self.average(unit, sent)
         widen_from_front(copy, sent)
         unit.outer.step(copy, rate, self._train.outer_momentum)
 
-    def _average(self, unit: UnitState, buffer: Tensor) -> None:
-        """A unit's flat tensor becomes its mean over the replicas: each share is added up in their
-        order by its owner, so all have the same bits."""
+    def average(self, unit: UnitState, buffer: Tensor) -> None:
+        """A unit's flat tensor becomes its mean over the replicas, or sites: each share is added up
+        in their order by its owner, so all have the same bits."""
+        if unit.across is not None:
+            unit.average(self._network, buffer)
+            return
         unit.reduce(self._network, buffer)
         for share in unit.shares:
             buffer[share] /= unit.replicas
@@ -198,8 +198,9 @@ class StateOps:
         clipping = self.clipping
         mean: Tensor | None = self._held.read(op, "averaged")
         if mean is not None:
+            first = unit.parts[0].begin  # of what this rank updates, which is all that was copied
             for part in unit.parts:
-                part.weights.copy_(mean[part.begin : part.end])
+                part.weights.copy_(mean[part.begin - first : part.end - first])
         skipped = self._skips(unit, step)
         if unit.residual is not None:
             unit.residual.settle(skipped=skipped)
@@ -208,6 +209,10 @@ class StateOps:
             for part in unit.parts:
                 gradient = self._reduced(unit, slice(part.begin, part.end))
                 part.update(gradient, self._train, step, done, clipping.factor)
+        self.show(unit)
+
+    def show(self, unit: UnitState) -> None:
+        """What this rank's parts of the view follow from their master weights."""
         for part in unit.parts:
             run = slice(part.begin, part.end)
             if unit.view is None:

@@ -14,7 +14,7 @@ from ratrain.describe.optimizers import Optimizer, Plain
 from ratrain.devices import Device
 from ratrain.models.units import Unit
 from ratrain.program.kind import Lane
-from ratrain.runtime.seats import Seat, Seats, groups_of, holders_of
+from ratrain.runtime.seats import Seat, Seats, at_sites, groups_of, holders_of
 from ratrain.runtime.step.away import AwayStates, AwayUnit, Tier
 from ratrain.runtime.step.exchange.buckets import Buckets, made_buckets
 from ratrain.runtime.step.exchange.narrowing import Wire
@@ -22,7 +22,7 @@ from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.made_unit import Making, Source
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import Schedule
-from ratrain.runtime.step.unit_state import DIRECTLY, Collectives, UnitState
+from ratrain.runtime.step.unit_state import DIRECTLY, Across, Collectives, UnitState
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -60,7 +60,7 @@ class RankStates:
         each has read what it owns; units come in model order, so none waits for another that waits
         for it."""
         for unit in self.units:
-            if unit.own:
+            if unit.own and unit.across is None:
                 continue  # each replica has read its own
             for buffer in chain(unit.replicated, unit.whole_states()):
                 unit.gather(network, Lane.GATHER, buffer)
@@ -129,7 +129,14 @@ def rank_states(
     making = Making(held, setup, seat, make_unit, source, device.place, optimizer, dtypes)
     units: list[UnitState] = []
     for local in schedule.units:
-        unit = making.unit(local, holders[local.unit.name], groups.get(local.unit.name))
+        name = local.unit.name
+        sites = at_sites(setup, seats, holders[name])
+        here = next(site for site in sites if seat.world_rank in site)
+        across: Across | None = None
+        if len(sites) > 1:
+            place = here.index(seat.world_rank)
+            across = Across(tuple(site[place] for site in sites), sites.index(here))
+        unit = making.unit(local, here, groups.get(name), across)
         unit.by = collectives(unit.name)
         units.append(unit)
         if local.optimizer_tier:

@@ -37,6 +37,20 @@ class Collectives(NamedTuple):
 DIRECTLY = Collectives(DIRECT, DIRECT)
 
 
+class Across(NamedTuple):
+    """The owners of one part of a unit, one at each site, and this rank's place among them."""
+
+    holders: Holders
+    place: int
+
+    def part(self, owned: slice) -> slice:
+        """Of a part that all of them own, what this one adds up, and writes where they have the
+        same."""
+        each = (owned.stop - owned.start) // len(self.holders)
+        first = owned.start + each * self.place
+        return slice(first, first + each)
+
+
 @dataclass
 class UnitState:
     """One unit's persistent buffers, and where its gradients are held."""
@@ -62,7 +76,8 @@ class UnitState:
     dtypes: tuple[torch.dtype, ...] = ()  # of the holders' views; (): all have this rank's
     frozen_share: FrozenShare | None = None  # level 3, of weights that nobody updates
     outer: OuterStates | None = None  # of an outer optimizer
-    own: bool = False  # other replicas' states differ, and are saved by themselves
+    own: bool = False  # other replicas' or sites' states differ, and are saved by themselves
+    across: Across | None = None  # where sites average weights
 
     @property
     def trained(self) -> bool:
@@ -162,6 +177,45 @@ class UnitState:
     def replicas(self) -> int:
         """How many copies of the unit there are: ranks, or tensor groups of unlike degrees."""
         return len(self.holders) if self.slots is None else self.slots.replicas
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of which replica or site its states are, where they are its own, and of how many."""
+        if self.across is None:
+            return self.place, len(self.holders)
+        return self.across.place, len(self.across.holders)
+
+    @property
+    def saves(self) -> slice:
+        """What this rank writes of states that all holders have alike."""
+        return self.owned if self.across is None else self.across.part(self.owned)
+
+    def own_master(self) -> Tensor:
+        """Master weights that this rank updates, where replicas or sites average by turns: of its
+        part, or of all."""
+        if self.across is not None:
+            return self.part.weights
+        (whole,) = self.master()
+        return whole
+
+    def counts(self, master: Tensor) -> slice:
+        """What of a tensor as `own_master` no other rank of the replica or site has too."""
+        if self.across is None:
+            return slice(0, len(master))
+        return slice(self.owned.start - self.part.begin, self.owned.stop - self.part.begin)
+
+    def average(self, network: Network, flat: Tensor) -> None:
+        """Of a tensor as `own_master`, the mean over all sites in its place. Each part is added up
+        in the order of sites by one of its owners; where all of a site update the whole unit, its
+        ranks tell each other their parts."""
+        assert self.across is not None
+        mine, whole = flat[self.counts(flat)], len(flat) > self.owned_elements
+        holders, part = self.across.holders, self.across.part(slice(0, len(mine)))
+        network.reduce(mine, mine[part], holders, DIRECT, Lane.AVERAGE)
+        mine[part] /= len(holders)
+        network.gather(Lane.AVERAGE, mine, holders)
+        if whole:
+            network.gather(Lane.AVERAGE, flat, self.holders)
 
     @property
     def counted(self) -> list[slice]:

@@ -23,6 +23,7 @@ from ratrain.program.kind import Lane
 from ratrain.runtime.rank.calibration.compute import unit_times
 from ratrain.runtime.rank.calibration.lanes import between_ops_s
 from ratrain.runtime.rank.calibration.links import (
+    across_times,
     collective_times,
     gather_times,
     median_s,
@@ -79,6 +80,7 @@ def calibrate(
     backward, arrival_back = message_times(Lane.SEND_B, -1, *ends, divides_rows=divides_rows)
     collective = collective_times(states, network)
     gather = gather_times(states, network)
+    across = across_times(states, network)
     exchange_s = median_s(lambda: network.combine(Lane.UPDATE, torch.zeros(8), summed))
     tensor = tensor_times(states.device, network)
     return Calibration(
@@ -94,6 +96,7 @@ def calibrate(
         tensor,
         between_s,
         gather,
+        across,
     )
 
 

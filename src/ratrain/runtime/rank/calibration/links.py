@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratrain.cost.algorithms import DIRECT
 from ratrain.models.functions.rows import summed
 from ratrain.models.parameters import ALIGN, aligned
 from ratrain.profile.processor import working
@@ -172,6 +173,18 @@ def collective_times(states: RankStates, network: Network) -> LinkTimes | None:
     )
 
 
+def across_times(states: RankStates, network: Network) -> LinkTimes | None:
+    """The same of weights among the owners of one part at several sites; None where no sites
+    average."""
+    groups = {
+        unit.across.holders: unit.across.place for unit in states.units if unit.across is not None
+    }
+    return _mean(
+        _group_times(states, network, holders, place, DIRECT, Lane.AVERAGE)
+        for holders, place in groups.items()
+    )
+
+
 def gather_times(states: RankStates, network: Network) -> LinkTimes | None:
     """Gathers of views among ranks that compute in different dtypes, of two sizes, as a step has
     them: bytes that a rank would send in the widest of these dtypes, over time. None where all
@@ -193,7 +206,12 @@ def _mean(times: Iterable[LinkTimes]) -> LinkTimes | None:
 
 
 def _group_times(
-    states: RankStates, network: Network, holders: Holders, place: int, by: str
+    states: RankStates,
+    network: Network,
+    holders: Holders,
+    place: int,
+    by: str,
+    lane: Lane = Lane.REDUCE,
 ) -> LinkTimes:
     """Of one group, in which this rank has a place."""
     wire, count = states.wire.gradients, len(holders)
@@ -204,9 +222,9 @@ def _group_times(
         return flat, flat.nbytes * (count - 1) / count
 
     def reduce(flat: Tensor) -> None:
-        network.reduce(flat, flat[: len(flat) // count], holders, by)
+        network.reduce(flat, flat[: len(flat) // count], holders, by, lane)
 
-    return _two_sizes(gradient, reduce, _in_a_row(states, network, holders, place))
+    return _two_sizes(gradient, reduce, _in_a_row(states, network, holders, place, lane))
 
 
 def _gather_group_times(
@@ -236,14 +254,20 @@ def _gather_group_times(
     return _two_sizes(gathered, gather, _in_a_row(states, network, holders, place))
 
 
-def _in_a_row(states: RankStates, network: Network, holders: Holders, place: int) -> Typical:
+def _in_a_row(
+    states: RankStates,
+    network: Network,
+    holders: Holders,
+    place: int,
+    lane: Lane = Lane.REDUCE,
+) -> Typical:
     """Times a group's transfers that follow each other without a pause, as at a step's end: each
     begins when the slowest holder has ended the one before, and that is part of their rate."""
 
     def in_a_row(transfer: Callable[[], Any]) -> tuple[float, int]:
         estimates_s = torch.zeros(len(holders), device=states.device)
         estimates_s[place] = _timed(transfer)[0]
-        network.gather(Lane.REDUCE, estimates_s, holders)  # all holders need the same number
+        network.gather(lane, estimates_s, holders)  # all holders need the same number
         fitting = round(_IN_A_ROW_S / float(estimates_s.max()))
         repeats = min(max(fitting, REPEATS), _MOST_IN_A_ROW)
         took_s, _ = _timed(lambda: [transfer() for _ in range(repeats)])

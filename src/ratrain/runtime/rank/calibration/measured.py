@@ -56,6 +56,7 @@ class Calibration:
     tensor: LinkTimes | None = None  # bytes that one rank sends, of sums over its tensor group
     between_s: float = 0.0  # from a compute op to the next, besides what both do
     gather: LinkTimes | None = None  # of views in unlike dtypes, as if all went in the widest
+    across: LinkTimes | None = None  # as `collective`, of weights that sites average
 
 
 def write_calibration(calibration: Calibration) -> bytes:
@@ -85,4 +86,5 @@ def read_calibration(body: bytes) -> Calibration:
         link("tensor"),
         table["between_s"],
         link("gather"),
+        link("across"),
     )

@@ -123,6 +123,12 @@ class _Measured:
         links = [self._collectives[rank] for rank in self.units.rank.tolist()]
         return self._over(volume, links, self.own_port)
 
+    def across(self, volume: Floats) -> Work:
+        """The same of weights that sites average: of ranks that share units all, since an average
+        ends with the slowest."""
+        links = [_mean_link(c.across for c in sharing) for sharing in self._sharing]
+        return self._over(volume, [links[r] for r in self.units.rank.tolist()], self.own_port)
+
     def gather(self, volume: Floats) -> Work:
         """Gathers of views in which each unit's rank would send that many bytes if all computed in
         the widest of its holders' dtypes."""
@@ -212,7 +218,7 @@ class _Measured:
             links = [
                 link
                 for c in calibrations
-                for link in (c.message, c.message_back, c.tensor)
+                for link in (c.message, c.message_back, c.tensor, c.across)
                 if link is not None
             ]
             if any(c.collective is not None for c in calibrations):
@@ -345,10 +351,15 @@ def _buckets(measured: _Measured) -> Floats | None:
 
 def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> dict[Cost, Work]:
     """Gradients and views between replicas and between tied copies, clipping, saving."""
-    holders, sharding = measured.units.holders, measured.setup.sharding
+    units, sharding = measured.units, measured.setup.sharding
+    sites = measured.setup.sites if measured.setup.averages else ()
+    holders = units.peers if sites else units.holders
     elements = measured.column(lambda t: t.elements)
     gradient_bytes = elements * element_bytes.gradient
     reduced = gathered = averaged = fixed_work(measured.zero)
+    setup = measured.setup
+    each_bytes = 2 if setup.narrow_averages else 4 if setup.averages.by_turns else None
+    each_bytes = each_bytes or element_bytes.saved
     if holders.max() > 1:
         others = (holders - 1) / holders
         gathered_elements = measured.column(lambda t: t.gathered_elements)
@@ -361,17 +372,21 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         reduced = measured.collective(reduced_bytes)
         if buckets is not None:
             reduced = replace(reduced, fixed_s=reduced.fixed_s * 2 * buckets)
-        setup = measured.setup
-        each_bytes = 2 if setup.narrow_averages else 4 if setup.averages.by_turns else None
-        each_bytes = each_bytes or element_bytes.saved
-        sent_bytes = 2 * each_bytes * elements * others
-        averaged = measured.collective(sent_bytes)
+        averaged = measured.collective(2 * each_bytes * elements * others)
         narrowing_s = measured.column(lambda t: t.narrowing_s)
         reduced = replace(
             reduced,
             fixed_s=reduced.fixed_s + narrowing_s + agrees * measured.exchange_s,
             interrupt_s=reduced.interrupt_s + narrowing_s * measured.beside,
         )
+    if len(sites) > 1:
+        mine = each_bytes * elements / holders
+        told = averaged if holders.max() > 1 and not sharding else None
+        averaged = measured.across(2 * mine * (len(sites) - 1) / len(sites))
+        if told is not None:  # by the others of its site, half of what an average inside would take
+            rate = measured.rates[told.link]
+            told_s = told.fixed_s + told.volume_bytes / rate / 2
+            averaged = replace(averaged, fixed_s=averaged.fixed_s + told_s)
     tied = tie_work(
         measured.units,
         gradient_bytes / (holders if sharding else 1),

@@ -25,6 +25,7 @@ _KIND_OF_LANE = {
     Lane.UPDATE: "update",
     Lane.TENSOR: "tensor",
     Lane.DISK: "other",
+    Lane.AVERAGE: "reduce",
 }
 KINDS = ("compute", "recovery", "stages", "tensor", "reduce", "gather", "update", "other")
 """`stages`: other stages and their tensors; `tensor`: sums inside a tensor group; `other`: between

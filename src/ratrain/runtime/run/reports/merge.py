@@ -17,14 +17,14 @@ from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.run_files import read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
-from ratrain.runtime.seats import Seat, Seats, holders_of
+from ratrain.runtime.seats import Seat, Seats, at_sites, holders_of
 from ratrain.runtime.step.exchange.cells import peers_at, peers_at_other_end
 from ratrain.timeline.timeline import Span, Timeline, write_timeline
 
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)(@\d+)?")
 _UNIT = re.compile(r"(\d+)(?:\.(\d+))?(.+)")
 _TIE = Kind.TieSync.name
-_COLLECTIVES = (Lane.REDUCE.word, Lane.GATHER.word)
+_COLLECTIVES = (Lane.REDUCE.word, Lane.GATHER.word, Lane.AVERAGE.word)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,13 @@ class _Partners:
         if op.lane == Lane.TENSOR.word:
             return meeting, self._seats.tensor_group(seat.pipeline, seat.data)
         unit = self._unit_of(op) if op.lane in _COLLECTIVES else None
-        return meeting, self._holders[tensor][unit[0]] if unit else [seat.world_rank]
+        if unit is None:
+            return meeting, [seat.world_rank]
+        holders = self._holders[tensor][unit[0]]
+        if op.lane == Lane.AVERAGE.word:
+            return meeting, holders
+        here = at_sites(self._setup, self._seats, holders)
+        return meeting, next(site for site in here if seat.world_rank in site)
 
     def _unit_of(self, op: _Ran) -> tuple[str, str] | None:
         """The name of the unit that an op's word begins with, and the rest of the word; None where

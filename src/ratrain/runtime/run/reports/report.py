@@ -99,13 +99,15 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
 def _validation(rows: Sequence[Row]) -> dict[str, Any] | None:
     """The last and the best loss on held-out text, after how many steps; None where none was
     measured."""
-    losses = [(row["step"] + 1, row["validation_loss"]) for row in rows if "validation_loss" in row]
+    validated = [row for row in rows if "validation_loss" in row]
+    losses = [(row["step"] + 1, row["validation_loss"]) for row in validated]
     if not losses:
         return None
     best = min(losses, key=lambda loss: loss[1])
     return {
         "last": {"step": losses[-1][0], "loss": losses[-1][1]},
         "best": {"step": best[0], "loss": best[1]},
+        "drift": validated[-1].get("drift"),
     }
 
 

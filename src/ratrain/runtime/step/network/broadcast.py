@@ -133,6 +133,12 @@ def summed(rows: list[Tensor]) -> list[Tensor]:
     return [torch.tensor([total], dtype=rows[0].dtype)] * len(rows)
 
 
+def summed_columns(rows: list[Tensor]) -> list[Tensor]:
+    """The same of each column."""
+    columns = zip(*(row.tolist() for row in rows), strict=True)
+    return [torch.tensor([sum(each) for each in columns], dtype=rows[0].dtype)] * len(rows)
+
+
 def exchanged(broadcast: Broadcast, values: Tensor) -> list[Tensor]:
     """Every rank's values, by rank; they have one shape and type on all ranks."""
     rows = broadcast.exchange(values.numpy().tobytes(), same_size=True)

@@ -12,7 +12,7 @@ from itertools import pairwise, product
 
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
-from ratrain.runtime.seats import Holders, Seat, Seats, holders_of
+from ratrain.runtime.seats import Holders, Seat, Seats, at_sites, holders_of
 from ratrain.runtime.step.exchange.cells import gathers_from, peers_at, peers_at_other_end
 from ratrain.runtime.step.network.connection import Connection
 
@@ -24,7 +24,7 @@ Hops = Collection[tuple[int, int]]
 back. A replica that has no such rank has no such hop."""
 
 BROADCASTS: dict[Lane | None, str] = {None: "control", Lane.UPDATE: "update", Lane.DISK: "disk"}
-DATA = {Lane.REDUCE: "reduce", Lane.GATHER: "gather"}
+DATA = {Lane.REDUCE: "reduce", Lane.GATHER: "gather", Lane.AVERAGE: "average"}
 TENSOR = {Lane.COMPUTE: "sum in compute", Lane.TENSOR: "sum"}
 COPIES = "copies"
 
@@ -45,6 +45,7 @@ class Routes:
 
     hops: Hops
     groups: tuple[Holders, ...]  # ranks that reduce together: each group once, in model order
+    averaging: tuple[Holders, ...] = ()  # those that average weights, where sites do
     tied: bool = False  # the ends of each replica add up their copies of a matrix
     divides_rows: bool = False  # each rank of a tensor group sends its own tokens alone
 
@@ -52,10 +53,12 @@ class Routes:
 def routes_of(setup: Setup, seats: Seats) -> Routes:
     """The `Routes` of a program."""
     by_unit = [holders_of(setup, seats, tensor) for tensor in range(seats.tensor)]
-    groups = dict.fromkeys(
+    held = dict.fromkeys(
         by_name[name] for name in by_unit[0] for by_name in by_unit if name in by_name
     )
-    return Routes(hops_of(setup), tuple(groups), setup.tied, setup.sequence_parallel)
+    groups = dict.fromkeys(site for held in held for site in at_sites(setup, seats, held))
+    averaging = tuple(held) if setup.averages and setup.sites else ()
+    return Routes(hops_of(setup), tuple(groups), averaging, setup.tied, setup.sequence_parallel)
 
 
 def message_channel(lane: Lane, sender: int) -> str:
@@ -78,13 +81,16 @@ def word_needs(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
 def all_needs(seats: Seats, seat: Seat, routes: Routes) -> list[Need]:
     """What the network over sockets needs, for tensors too."""
     rank = seat.world_rank
-    shared = {peer for group in routes.groups if rank in group for peer in group}
-    data = _others(sorted(shared), rank)
+    data, averaging = (
+        _others(sorted({peer for group in groups if rank in group for peer in group}), rank)
+        for groups in (routes.groups, routes.averaging)
+    )
     group = _others(seats.tensor_group(seat.pipeline, seat.data), rank)
     copies = peers_at_other_end(seats, seat) if routes.tied else []
     return [
         *word_needs(seats, seat, routes.hops),
-        *((peer, name) for peer in data for name in DATA.values()),
+        *((peer, DATA[lane]) for peer in data for lane in (Lane.REDUCE, Lane.GATHER)),
+        *((peer, DATA[Lane.AVERAGE]) for peer in averaging),
         *((peer, name) for peer in group for name in TENSOR.values()),
         *((peer, name) for peer in group for name in _parts(seats, seat, routes)),
         *((peer, COPIES) for peer in copies),

@@ -55,7 +55,14 @@ class Network(Protocol):
         """Waits until those who send from there have come to their `send`."""
         ...
 
-    def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
+    def reduce(
+        self,
+        flat: Tensor,
+        out: Tensor,
+        holders: Holders,
+        by: str = DIRECT,
+        lane: Lane = Lane.REDUCE,
+    ) -> None:
         """Adds up all holders' `flat` by the collective of a name; the own part of the sum goes to
         `out`."""
         ...

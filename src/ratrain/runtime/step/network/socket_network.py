@@ -116,17 +116,24 @@ class SocketNetwork:
         for sender in peers_at(self._seats, self._seat, pipeline):
             self._links[sender, message_channel(lane, sender)].await_frame()
 
-    def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
+    def reduce(
+        self,
+        flat: Tensor,
+        out: Tensor,
+        holders: Holders,
+        by: str = DIRECT,
+        lane: Lane = Lane.REDUCE,
+    ) -> None:
         exchange, place = self._exchange(holders, by), self._place_among(holders)
         if exchange.rounds > 1:
-            reduce_by(exchange, place, flat, out, self._swap(holders, DATA[Lane.REDUCE]))
+            reduce_by(exchange, place, flat, out, self._swap(holders, DATA[lane]))
         else:
-            self._reduce_directly(flat, out, holders)
+            self._reduce_directly(flat, out, holders, DATA[lane])
 
-    def _reduce_directly(self, flat: Tensor, out: Tensor, holders: Holders) -> None:
+    def _reduce_directly(self, flat: Tensor, out: Tensor, holders: Holders, name: str) -> None:
         """The other holders' parts leave as fast as their owners take them, while the own one
         comes in and is added up, piece by piece."""
-        links, place = self._links_to(holders, DATA[Lane.REDUCE]), self._place_among(holders)
+        links, place = self._links_to(holders, name), self._place_among(holders)
         parts = list(flat.view(len(holders), -1))
         leaving = [
             Leaving(link, bytes_of(part))

@@ -65,9 +65,16 @@ class StagedNetwork:
     def await_sender(self, lane: Lane, pipeline: int) -> None:
         self._inner.await_sender(lane, pipeline)
 
-    def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
+    def reduce(
+        self,
+        flat: Tensor,
+        out: Tensor,
+        holders: Holders,
+        by: str = DIRECT,
+        lane: Lane = Lane.REDUCE,
+    ) -> None:
         total = self._staging.room(out)
-        self._inner.reduce(self._staging.leaving(flat), total, holders, by)
+        self._inner.reduce(self._staging.leaving(flat), total, holders, by, lane)
         out.copy_(total)
 
     def gather(self, lane: Lane, flat: Tensor, holders: Holders, by: str = DIRECT) -> None:

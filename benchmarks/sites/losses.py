@@ -1,0 +1,293 @@
+"""Loss by tokens of methods that send less between sites: of the mean of all sites' weights, on
+held-out text. `python benchmarks/sites/losses.py [--steps 160] [--seeds 3] [--into losses.json]`.
+
+Two sites on one thread of one process, by each method's rule in plain torch: the rules to which
+`tests/runtime/test_site_runs.py` holds real runs. Text, batches, initial weights, AdamW and the
+schedule of rates are the same for all. Each learning rate is tried with the first seed, the best
+one with the others. A file of results is gone on with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+import numpy as np
+import torch
+from plain_model import stage_of  # pyright: ignore[reportMissingImports]
+from sites import CLUSTER, ratrain
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ratrain.corpus.prepare import prepare
+from ratrain.corpus.samples import Samples
+from ratrain.describe.job import JobSpec
+from ratrain.models.shapes import unit_names
+from ratrain.plan import load_job
+from ratrain.runtime.step.optimizer import learning_rate
+
+SITES, PERIOD, LENGTH, BATCH, EVERY, HELD_OUT = 2, 8, 64, 8, 40, 128
+RATES = (2e-3, 4e-3, 1e-3)
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 256,
+    "vocab_size": 272,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+JOB = f"""
+[model]
+name = "config.json"
+sequence_length = {LENGTH}
+[cluster]
+name = "cluster.toml"
+devices = {SITES}
+[batch]
+sequences = {SITES * BATCH}
+micro_batch = {BATCH}
+[schedule]
+dtype = "fp32"
+[train]
+steps = 160
+warmup_steps = 20
+[data]
+files = ["text.jsonl"]
+validation = ["held-out.jsonl"]
+tokenizer = "bytes"
+"""
+TURNS = (0, 1, 3, 5, 7)
+"""Of the units in the order of backward, each in a step of its own, as far apart as can be."""
+
+Turn = Callable[[int, int], bool]
+"""(unit in the order of backward, step) -> whether it has its turn."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Which units meet in a step, ahead of it or behind; whether moments do too; an outer step."""
+
+    turn: Turn
+    behind: bool = False
+    moments: bool = False
+    outer: tuple[float, float] | None = None  # rate and momentum
+
+
+def by_turns(unit: int, step: int) -> bool:
+    return TURNS[unit] == step % PERIOD
+
+
+def at_once(_unit: int, step: int) -> bool:
+    return step % PERIOD == 0
+
+
+def last(_unit: int, step: int) -> bool:
+    return step % PERIOD == PERIOD - 1
+
+
+METHODS: dict[str, Method | None] = {
+    "every step (DDP)": None,
+    "never": Method(lambda _unit, _step: False),
+    "LocalSGD, moments apart": Method(last, behind=True),
+    "`local-sgd`, with moments": Method(last, behind=True, moments=True),
+    "`dreamddp`, `early-start`": Method(by_turns),
+    "DiLoCo 0.7, 0.9": Method(at_once, outer=(0.7, 0.9)),
+    "DiLoCo 0.4, 0.8": Method(at_once, outer=(0.4, 0.8)),
+}
+
+
+class Site:
+    """A model, by units in the order of backward, and its optimizer."""
+
+    def __init__(self, job: JobSpec) -> None:
+        spec = job.model.spec
+        self.module = stage_of(
+            spec, unit_names(spec), LENGTH, seed=job.train.seed, recovery=False, emulation=None
+        )
+        self.units = [list(unit.parameters()) for unit in reversed(self.module.units)]
+        parameters = list(self.module.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        keys = job.train.keys
+        self.optimizer = torch.optim.AdamW(
+            groups, betas=(keys.beta1, keys.beta2), eps=keys.epsilon, foreach=True
+        )
+
+    def learn(self, samples: Samples, step: int, first: int, count: int) -> None:
+        """The gradient of some of a step's sequences."""
+        batch = samples.batch(step, first, count)
+        loss_on(self.module, batch.tokens, batch.targets).backward()
+
+    def update(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def loss_on(module: nn.Module, tokens: object, targets: object) -> Tensor:
+    x, y = torch.as_tensor(tokens), torch.as_tensor(targets)
+    return cross_entropy(module(x).flatten(0, 1), y.flatten())
+
+
+class Outer:
+    """Nesterov's step by what the mean has gained since the last one, of one parameter."""
+
+    def __init__(self, weights: Tensor, rate: float, momentum: float) -> None:
+        self.weights, self.rate, self.momentum = weights.clone(), rate, momentum
+        self.velocity = torch.zeros_like(weights)
+
+    def goes_on(self, mean: Tensor) -> Tensor:
+        gradient = self.weights - mean
+        self.velocity.mul_(self.momentum).add_(gradient)
+        self.weights -= self.rate * (gradient + self.momentum * self.velocity)
+        return self.weights
+
+
+@torch.no_grad()
+def meet(sites: list[Site], unit: int, method: Method, outer: dict[tuple[int, int], Outer]) -> None:
+    """A unit's weights become their mean over sites, or what an outer step makes of it."""
+    for place, copies in enumerate(zip(*(site.units[unit] for site in sites), strict=True)):
+        mean = torch.stack(copies).mean(0)
+        if method.outer is not None:
+            mean = outer[unit, place].goes_on(mean)
+        for copy in copies:
+            copy.copy_(mean)
+        if method.moments:
+            states = [s.optimizer.state[p] for s, p in zip(sites, copies, strict=True)]
+            for kind in ("exp_avg", "exp_avg_sq"):
+                middle = torch.stack([state[kind] for state in states]).mean(0)
+                for state in states:
+                    state[kind].copy_(middle)
+
+
+@torch.no_grad()
+def held_out_loss(sites: list[Site], held_out: Samples, room: nn.Module) -> float:
+    """Of the mean of all sites' weights."""
+    modules = [site.module.parameters() for site in sites]
+    for target, *copies in zip(room.parameters(), *modules, strict=True):
+        target.copy_(torch.stack(copies).mean(0))
+    batch = held_out.at(np.arange(min(HELD_OUT, held_out.count), dtype=np.int64))
+    return float(loss_on(room, batch.tokens, batch.targets))
+
+
+def trained(job: JobSpec, method: Method | None, text: Samples, held_out: Samples) -> list[float]:
+    """Losses every few steps."""
+    count = 1 if method is None else SITES
+    sites, room = [Site(job) for _ in range(count)], Site(job).module
+    outer: dict[tuple[int, int], Outer] = {}
+    if method is not None and method.outer is not None:
+        outer = {
+            (unit, place): Outer(parameter.detach(), *method.outer)
+            for unit, parameters in enumerate(sites[0].units)
+            for place, parameter in enumerate(parameters)
+        }
+    share, losses = SITES * BATCH // count, list[float]()
+    for step in range(job.train.steps):
+        for number, site in enumerate(sites):
+            site.learn(text, step, number * share, share)
+        rate = learning_rate(job.train, step)
+        turns = [u for u in range(len(TURNS)) if method is not None and method.turn(u, step)]
+        if method is not None and not method.behind:
+            for unit in turns:
+                meet(sites, unit, method, outer)
+        for site in sites:
+            site.update(rate)
+        if method is not None and method.behind:
+            for unit in turns:
+                meet(sites, unit, method, outer)
+        if (step + 1) % EVERY == 0:
+            losses.append(held_out_loss(sites, held_out, room))
+    return losses
+
+
+def prepared(folder: Path) -> tuple[JobSpec, Samples, Samples]:
+    """A job, its text, and a twelfth of the documents that is held out."""
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "cluster.toml").write_text(CLUSTER.format(rate=100))
+    (folder / "job.toml").write_text(JOB)
+    ratrain(folder, "data", "--sample-text", "all.jsonl")
+    lines = (folder / "all.jsonl").read_text().splitlines(keepends=True)
+    kept = (line for place, line in enumerate(lines) if place % 12)
+    parts: dict[str, Iterable[str]] = {"text": kept, "held-out": lines[::12]}
+    for name, documents in parts.items():
+        (folder / f"{name}.jsonl").write_text("".join(documents))
+    job = load_job(folder / "job.toml")
+    assert job.data is not None
+
+    def samples(files: tuple[str, ...]) -> Samples:
+        assert job.data is not None
+        data = replace(job.data, files=files, validation=())
+        store = prepare(data, folder, place="FILE", sequence_length=LENGTH).store
+        return Samples(store, LENGTH, job.batch.sequences, 0, shuffle=True)
+
+    return job, samples(job.data.files), samples(job.data.validation)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=4 * EVERY)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--into", type=Path, default=Path("losses.json"))
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    found: dict[str, list[float]] = (
+        json.loads(asked.into.read_text()) if asked.into.exists() else {}
+    )
+
+    def best(name: str) -> float:
+        return min(RATES, key=lambda rate: found[f"{name}|{rate}|0"][-1])
+
+    with tempfile.TemporaryDirectory(prefix="losses-") as folder:
+        job, text, held_out = prepared(Path(folder))
+
+        def run(name: str, rate: float, seed: int) -> None:
+            key = f"{name}|{rate}|{seed}"
+            if key in found:
+                return
+            train = replace(job.train, learning_rate=rate, seed=seed, steps=asked.steps)
+            of_seed = replace(text, seed=seed)
+            found[key] = trained(replace(job, train=train), METHODS[name], of_seed, held_out)
+            asked.into.write_text(json.dumps(found))
+            print(key, " ".join(f"{loss:.3f}" for loss in found[key]), flush=True)
+
+        for rate in RATES:
+            for name in METHODS:
+                run(name, rate, 0)
+        for seed in range(1, asked.seeds):
+            for name in METHODS:
+                run(name, best(name), seed)
+    say(found, best, asked.seeds)
+
+
+def say(found: dict[str, list[float]], best: Callable[[str], float], seeds: int) -> None:
+    steps = range(EVERY, EVERY * (1 + len(next(iter(found.values())))), EVERY)
+    print(
+        "| method | rate | " + " | ".join(f"step {step}" for step in steps) + " | worst | swept |"
+    )
+    print("|---" * (len(steps) + 4) + "|")
+    for name in METHODS:
+        curves = [found[f"{name}|{best(name)}|{seed}"] for seed in range(seeds)]
+        means = " | ".join(f"{fmean(losses):.3f}" for losses in zip(*curves, strict=True))
+        swept = ", ".join(f"{found[f'{name}|{rate}|0'][-1]:.3f}" for rate in sorted(RATES))
+        worst = max(curve[-1] for curve in curves)
+        print(f"| {name} | {best(name):.0e} | {means} | {worst:.3f} | {swept} |")
+
+
+if __name__ == "__main__":
+    main()
