@@ -38,6 +38,7 @@ KERNEL = {
     "runtime/host.py",
     "runtime/memory_here.py",
     "runtime/run/processes.py",
+    "runtime/step/network/near.py",
     "runtime/step/process.py",
     "transport/wire/nics.py",
 }
