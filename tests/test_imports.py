@@ -19,6 +19,7 @@ PLANNER = SOURCE / "plan"
 ORDER = (
     ("errors", "compiled", "data", "proof", "ranges", "plugins", "controls", "extras"),
     ("readers",),
+    ("objects",),
     ("describe",),
     ("cost",),
     ("timeline",),
@@ -36,7 +37,17 @@ ORDER = (
 )
 """From the ground up; a room may import those below it, and itself."""
 
-LOW = ("errors", "compiled", "proof", "ranges", "controls", "readers", "describe", "timeline")
+LOW = (
+    "errors",
+    "compiled",
+    "proof",
+    "ranges",
+    "controls",
+    "objects",
+    "readers",
+    "describe",
+    "timeline",
+)
 ONLY = {
     "chip": LOW,
     "transport": LOW,
@@ -58,7 +69,7 @@ ABOVE_ALL = ("runtime", "report", "api", "cli")
 
 TORCH_ROOMS = ("runtime", "models", "devices", "check", "graph")
 OPTIMIZERS = SOURCE / "describe" / "optimizers"
-TORCH_ADAPTERS = ("transport", "profile")
+TORCH_ADAPTERS = ("transport", "profile", "checkpoint")
 """The rooms that may import torch too, lazily, inside a function."""
 
 RUNTIME = ("step", "rank", "run")

@@ -38,17 +38,20 @@ KERNEL = {
     "runtime/host.py",
     "runtime/memory_here.py",
     "runtime/run/processes.py",
+    "runtime/step/network/near.py",
     "runtime/step/process.py",
     "transport/wire/nics.py",
 }
 """These read what the kernel says of processes, devices and networks, in /proc and /sys."""
 OWN = {
     "corpus/sample_text.py": READS,
+    "objects/agent.py": {"loads"},
+    "objects/client.py": {"loads"},
     "report/page.py": READS,
     "runtime/run/facts.py": {"loads"},
 }
-"""Python's own sources as a text to train on; the page's own scripts and style; a table that was
-made a moment before."""
+"""Python's own sources as a text to train on; what a process and its agent say to each other; the
+page's own scripts and style; a table that was made a moment before."""
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE / "readers")
 
 

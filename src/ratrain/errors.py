@@ -180,6 +180,10 @@ class SavedElsewhere(CannotResume):
     """A part of a checkpoint is on another host's disk only."""
 
 
+class StoreError(CheckpointError):
+    """An object store does not answer, or refuses; names the URL."""
+
+
 class StorageError(RatrainError):
     """A file of a memory tier on disk cannot be made, read or written, or is not what was written;
     names the file."""

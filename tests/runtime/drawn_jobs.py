@@ -437,7 +437,7 @@ def _check_moved(setting: Setting, step: int, whole: RunFolder, folder: Path) ->
         return
     require(ran.status == 0, ran)
     saved = [checkpoint for checkpoint in listed(whole.checkpoints) if checkpoint.step >= step]
-    shutil.copytree(saved[0].path, run.checkpoints / saved[0].path.name)
+    shutil.copytree(str(saved[0].path), run.checkpoints / saved[0].path.name)
     ran = ratrain(folder, "train", job, "--run", run.path, "--resume", "--no-calibrate")
     require(ran.status == 0, ran)
     ours = {row["step"]: row["loss"] for row in run.read_metrics()}

@@ -64,7 +64,7 @@ def cut_short(whole: RunFolder, to: Path, setting: Setting, upto: int) -> RunFol
     folder = made(to, setting)
     for checkpoint in listed(whole.checkpoints):
         if checkpoint.step <= upto:
-            shutil.copytree(checkpoint.path, folder.checkpoints / checkpoint.path.name)
+            shutil.copytree(str(checkpoint.path), folder.checkpoints / checkpoint.path.name)
     lines = whole.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join(lines[:upto]))
     return folder

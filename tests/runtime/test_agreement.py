@@ -16,6 +16,7 @@ from runs_made import Setting, write_text
 
 from ratrain.corpus import prepare
 from ratrain.errors import RatrainError, RunFailed, RunTaken
+from ratrain.objects.remote import Location
 from ratrain.runtime.ownership import claim_run
 from ratrain.runtime.rank import folder_lock
 from ratrain.runtime.rank.beginning import Together, candidates
@@ -230,7 +231,7 @@ def test_ranks_resume_from_what_is_whole_on_every_disk(tmp_path: Path) -> None:
     save(b, 110, state={"tokens": -1})
     membership = Membership(("birch", "oak", "oak"), (0, 1, 1), (0, 1, 1))
 
-    def work(rank: int, everybody: Everybody) -> tuple[list[Path], list[str]]:
+    def work(rank: int, everybody: Everybody) -> tuple[list[Location], list[str]]:
         folder = RunFolder(a if rank == 0 else b)
         return candidates(folder, Together(rank, membership, everybody))
 

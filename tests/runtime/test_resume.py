@@ -176,7 +176,7 @@ def test_a_run_goes_on_with_the_text_that_its_checkpoint_was_trained_on(
             forgotten = replace(
                 checkpoint.manifest, meta=replace(checkpoint.manifest.meta, state=state)
             )
-            (checkpoint.path / "manifest.json").write_bytes(render(forgotten))
+            Path(str(checkpoint.path), "manifest.json").write_bytes(render(forgotten))
     write_text(tmp_path / "text.txt", seed=1)
     if "not" in kept:
         start(folder)

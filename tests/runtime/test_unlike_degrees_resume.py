@@ -129,7 +129,7 @@ def test_every_layout_reads_the_same_tensors_from_a_checkpoint_of_unlike_degrees
 ) -> None:
     spec = load_job(whole.read_spec().job_path).model.spec
     for number, saved in enumerate((whole, regular)):
-        path = listed(saved.checkpoints)[-1].path
+        path = Path(str(listed(saved.checkpoints)[-1].path))
         result = train(five, other, tmp_path / str(number), checkpoint=path)
         checkpoint = open_checkpoint(path)
         degrees = stored_degrees(spec, checkpoint.manifest.meta.units)

@@ -130,7 +130,7 @@ def test_every_layout_reads_the_same_tensors_from_a_checkpoint_of_unlike_replica
     other: Setting, whole: RunFolder, regular: RunFolder, crew: Crew, tmp_path: Path
 ) -> None:
     for number, saved in enumerate((whole, regular)):
-        path = listed(saved.checkpoints)[-1].path
+        path = Path(str(listed(saved.checkpoints)[-1].path))
         result = train(crew, other, tmp_path / str(number), checkpoint=path)
         checkpoint = open_checkpoint(path)
         assert not result.losses and set(result.units) == set(checkpoint.manifest.meta.units)

@@ -11,6 +11,7 @@ from ratrain.api.shown import Shown
 from ratrain.errors import RatrainError
 from ratrain.readers.files import read_text
 from ratrain.runtime.run.reports.report_text import report_text
+from ratrain.runtime.run.working import reading_folder
 from ratrain.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -81,5 +82,5 @@ def load_run(folder: str | Path) -> Run:
     """A run that was trained before, here or by `ratrain train`; or that still trains."""
     from ratrain.runtime.run.reports.report import report_of  # loads torch
 
-    run = RunFolder(Path(folder))
+    run = RunFolder(reading_folder(folder))
     return run_of(run, report_of(run))

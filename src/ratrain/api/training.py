@@ -23,6 +23,7 @@ from ratrain.runtime.run.ready import Launcher, ReadyRun
 from ratrain.runtime.run.reports.report import write_report
 from ratrain.runtime.run.session import lab_if_possible, run_session
 from ratrain.runtime.run.source import Source, source_of
+from ratrain.runtime.run.working import send_run, working_folder
 
 require_package("torch")  # before a run is made whose ranks import it
 
@@ -57,7 +58,7 @@ def train(
     with exactly the same losses. A second interrupt stops at once.
 
     job: a job with [data], or its file. Ranks read the file: see `Job.using` for what may differ.
-    run: the folder to make. Left out: runs/JOB-SCHEDULE in the current folder.
+    run: the folder to make, or a URL for its checkpoints. Left out: runs/JOB-SCHEDULE, here.
     steps: train up to this step. Left out: the job's.
     plan: one of `ratrain.plan(job)`, or a plan file, in place of the job's layout and schedule.
     resume: a run, or its folder, to continue from its latest checkpoint.
@@ -103,17 +104,19 @@ def train(
         )
         launcher = Launcher(_COMMAND, _quiet, _tokenised, owning)
         if resume is None:
-            folder = None if run is None else Path(run)
+            folder = None if run is None else working_folder(run)
             ready = _new(
                 launcher, job, request, folder, _source(begin_from, restart_data), progress
             )
         else:
             ready = launcher.resumed(
-                request, resume.folder if isinstance(resume, Run) else Path(resume)
+                request, resume.folder if isinstance(resume, Run) else working_folder(resume)
             )
         if ready.step < ready.spec.end_step:
             _launch(ready, lab, restarts, on_step, notes)
-        return run_of(ready.folder, write_report(ready.folder), notes)
+        report = write_report(ready.folder)
+        send_run(ready.folder)
+        return run_of(ready.folder, report, notes)
 
 
 def _new(

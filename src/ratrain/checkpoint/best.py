@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratrain.checkpoint.disk import sync_folder, told
-from ratrain.checkpoint.folder import folder_of, step_name
+from ratrain.checkpoint.folder import folder_of, step_name, url_of
 from ratrain.checkpoint.manifest import MOST_STEPS
 from ratrain.errors import SpecError
 from ratrain.readers.json import read_json_table
@@ -39,7 +39,8 @@ def read_best(folder: Path) -> Best | None:
         loss = float.fromhex(bits)
     except (ValueError, OverflowError):
         return None
-    return Best(step, loss) if (place / step_name(step)).is_dir() else None
+    there = url_of(place.parent) is not None or (place / step_name(step)).is_dir()
+    return Best(step, loss) if there else None
 
 
 def write_best(folder: Path, best: Best) -> None:

@@ -23,9 +23,16 @@ from pathlib import Path
 from ratrain.checkpoint.disk import free_bytes, sync_folder, told, write_at
 from ratrain.checkpoint.manifest import NAME, Manifest, Meta, RankRecord, faults, render
 from ratrain.errors import CheckpointError
+from ratrain.objects.remote import Location, Remote, remote_of
+from ratrain.readers.files import exists, read_text
+from ratrain.readers.limits import SMALL_BYTES
 
 PARTIAL, REMOVING = ".partial", ".removing"
 STEP = re.compile(r"step-(\d{8,})\Z")
+
+CHECKPOINTS = "checkpoints"
+URL_MARKER = "url"
+"""The file of a run's folder that names the URL below which its checkpoints are."""
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -35,7 +42,7 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def step_of(path: Path) -> int | None:
+def step_of(path: Location) -> int | None:
     """The step of a complete checkpoint's folder name; None for any other name."""
     match = STEP.match(path.name)
     return int(match[1]) if match else None
@@ -43,14 +50,36 @@ def step_of(path: Path) -> int | None:
 
 def folder_of(path: Path) -> Path:
     """The folder of checkpoints of a run; the folder itself where it is one already."""
-    inner = path / "checkpoints"
+    inner = path / CHECKPOINTS
     return inner if inner.is_dir() else path
+
+
+def url_of(run: Path) -> Remote | None:
+    """The URL of a run whose checkpoints are in an object store."""
+    marker = run / URL_MARKER
+    if not exists(marker):
+        return None
+    return remote_of(read_text(marker, SMALL_BYTES).strip(), str(marker))
+
+
+def location_of(path: Location) -> Location:
+    """Where the checkpoints are of a run, or of a folder of them."""
+    if isinstance(path, Remote):
+        return path
+    url = url_of(path.parent if path.name == CHECKPOINTS else path)
+    return folder_of(path) if url is None else url / CHECKPOINTS
 
 
 def leftovers(folder: Path) -> tuple[Path, ...]:
     """Folders of checkpoints being written or removed: by a live process, or by a killed one."""
     unfinished = (path for path in children(folder) if path.suffix in (PARTIAL, REMOVING))
     return tuple(sorted(path for path in unfinished if step_of(path.with_suffix("")) is not None))
+
+
+def step_begun(path: Location) -> int:
+    """The step of a checkpoint that is being written or removed."""
+    match = STEP.match(path.name.removesuffix(PARTIAL).removesuffix(REMOVING))
+    return int(match[1]) if match else 0
 
 
 def children(folder: Path) -> Iterator[Path]:
@@ -60,19 +89,19 @@ def children(folder: Path) -> Iterator[Path]:
         yield from inner.iterdir() if inner.exists() else ()
 
 
-def rank_name(rank: int) -> str:
-    """The file that a rank writes."""
-    return f"rank-{rank:05d}.safetensors"
+def rank_name(rank: int, once: str = "") -> str:
+    """The file that a rank writes; `once`: what no other file's name has."""
+    return f"rank-{rank:05d}{once and '.'}{once}.safetensors"
 
 
-def rank_path(partial: Path, rank: int) -> Path:
+def rank_path(partial: Path, rank: int, once: str = "") -> Path:
     """Where a rank writes."""
-    return partial / rank_name(rank)
+    return partial / rank_name(rank, once)
 
 
 def partial_path(run: Path, step: int) -> Path:
     """The partial folder of a step, which `begin` makes."""
-    return run / "checkpoints" / (step_name(step) + PARTIAL)
+    return run / CHECKPOINTS / (step_name(step) + PARTIAL)
 
 
 def begin(run: Path, step: int) -> Path:
@@ -108,7 +137,7 @@ def seal(partial: Path, manifest: Manifest) -> None:
     """Writes the manifest, so that nothing is missing but the name. Refused as `commit` says."""
     try:
         _refuse_unfit(partial, manifest)
-        text = _rendered(partial, manifest)
+        text = manifest_text(manifest, str(partial))
         with told(partial, "writing the manifest", lambda: _missing_bytes(partial, len(text))):
             _write_synced(partial / NAME, text)
             sync_folder(partial)
@@ -147,7 +176,7 @@ def discard(path: Path) -> None:
 
 
 def _refuse_unfit(partial: Path, manifest: Manifest) -> None:
-    """Raises unless every file is there with its size and the ranges make whole units."""
+    """Raises unless every file is there with its size."""
     step = manifest.meta.step
     if partial.name != step_name(step) + PARTIAL:
         raise CheckpointError(f"is not the partial folder of step {step}", place=str(partial))
@@ -161,23 +190,24 @@ def _refuse_unfit(partial: Path, manifest: Manifest) -> None:
                 place=str(path),
                 fix="let every rank write to the same file system",
             )
+
+
+def manifest_text(manifest: Manifest, place: str) -> bytes:
+    """The manifest's file; raises unless the ranges make whole units."""
     wrong = faults(manifest)
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise CheckpointError(
             f"the ranks' ranges do not form a checkpoint: {wrong[0]}{more}",
-            place=str(partial),
+            place=place,
             fix="let each rank write the ranges it owns, so that each element has one owner",
         )
-
-
-def _rendered(partial: Path, manifest: Manifest) -> bytes:
     try:
         return render(manifest)
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"`state` cannot be written as JSON: {error}",
-            place=str(partial),
+            place=place,
             fix="put only finite numbers, strings, lists and tables in it",
         ) from error
 

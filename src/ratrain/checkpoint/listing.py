@@ -9,22 +9,26 @@ there.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from ratrain.checkpoint.best import read_best
 from ratrain.checkpoint.folder import (
-    PARTIAL,
     REMOVING,
     children,
     discard,
-    folder_of,
     leftovers,
+    location_of,
+    step_begun,
     step_of,
 )
 from ratrain.checkpoint.manifest import NAME, Damage, Manifest, RankRecord, parse
+from ratrain.checkpoint.remote import discard_remote, read_remote, steps_in
 from ratrain.errors import CannotResume, CheckpointError, SpecError
+from ratrain.objects.client import stores
+from ratrain.objects.remote import Location, Remote
 from ratrain.readers.files import exists, read_at, read_bytes
 from ratrain.readers.limits import TIMELINE_BYTES
 
@@ -33,7 +37,7 @@ from ratrain.readers.limits import TIMELINE_BYTES
 class Listed:
     """One folder of checkpoints/: whole where it has a manifest, else `problem` says why not."""
 
-    path: Path
+    path: Location
     step: int
     manifest: Manifest | None
     problem: str
@@ -48,27 +52,30 @@ class Listed:
 class Latest:
     """The newest whole checkpoint, and the damaged ones after it that were passed over."""
 
-    path: Path
+    path: Location
     skipped: tuple[Listed, ...] = ()
 
 
-def listed(folder: Path) -> tuple[Listed, ...]:
+def listed(folder: Location) -> tuple[Listed, ...]:
     """The checkpoints under their final names, oldest first, whole or damaged."""
+    folder = location_of(folder)
+    if isinstance(folder, Remote):
+        steps_there = steps_in(folder).items()
+        return tuple(_look(path, sizes) for path, sizes in steps_there if NAME in sizes)
     steps = sorted((step, path) for path in children(folder) if (step := step_of(path)) is not None)
-    looked = [_look(path, step) for step, path in steps]
+    looked = [(path, _look(path)) for _, path in steps]
     # One that a run removes meanwhile is not damaged: it is gone.
-    return tuple(each for each in looked if each.manifest is not None or exists(each.path))
+    return tuple(each for path, each in looked if each.manifest is not None or exists(path))
 
 
 def listed_at(path: Path) -> tuple[Listed, ...]:
     """The same of whatever a user points at: a run, a folder, or one checkpoint."""
     if not exists(path) or not path.is_dir():
         raise CheckpointError("no such folder", place=str(path), fix="give the run's folder")
-    step = step_of(path.resolve())
-    return listed(path) if step is None else (_look(path, step),)
+    return listed(path) if step_of(path.resolve()) is None else (_look(path.resolve()),)
 
 
-def checkpoint_at(path: Path) -> Path:
+def checkpoint_at(path: Path) -> Location:
     """The one checkpoint that a user names: itself, or the latest one of a run or folder."""
     if exists(path / NAME) or step_of(path.resolve()) is not None:
         return path
@@ -81,7 +88,7 @@ def checkpoint_at(path: Path) -> Path:
     return newest.path
 
 
-def latest(folder: Path, skip_damaged: bool = False) -> Latest | None:
+def latest(folder: Location, skip_damaged: bool = False) -> Latest | None:
     """The newest checkpoint of a run or folder; None where none was completed.
 
     A damaged newest one is an error that names the one before it; with `skip_damaged` it is
@@ -101,9 +108,9 @@ def latest(folder: Path, skip_damaged: bool = False) -> Latest | None:
     return None
 
 
-def none_whole(folder: Path, problems: list[str]) -> CannotResume:
+def none_whole(folder: Location, problems: list[str]) -> CannotResume:
     """The error of a run whose checkpoints are all damaged; `problems` are theirs, newest first."""
-    place = folder_of(folder)
+    place = location_of(folder)
     which = "the only one is" if len(problems) == 1 else f"all {len(problems)} are"
     return CannotResume(
         f"there is no checkpoint to resume from: {which} damaged: {problems[0]}",
@@ -112,7 +119,7 @@ def none_whole(folder: Path, problems: list[str]) -> CannotResume:
     )
 
 
-def prune(folder: Path, keep: int, upto: int | None = None) -> tuple[Path, ...]:
+def prune(folder: Path, keep: int, upto: int | None = None) -> tuple[Location, ...]:
     """Removes all but the newest `keep` whole checkpoints, oldest first; returns what it removed.
 
     Never the newest whole one, nor the best one (`best.py`). A damaged one goes when it is older
@@ -126,7 +133,8 @@ def prune(folder: Path, keep: int, upto: int | None = None) -> tuple[Path, ...]:
         for checkpoint in checkpoints
         if checkpoint.manifest is not None and (upto is None or checkpoint.step <= upto)
     ]
-    removed = [path for path in leftovers(folder) if path.suffix == REMOVING]
+    begun = unfinished(folder)
+    removed: list[Location] = [path for path in begun if _is_going(path)]
     if whole:
         oldest_kept, best = whole[-min(max(keep, 1), len(whole))], read_best(folder)
         removed += [
@@ -134,24 +142,35 @@ def prune(folder: Path, keep: int, upto: int | None = None) -> tuple[Path, ...]:
             for checkpoint in checkpoints
             if checkpoint.step < oldest_kept and not (best and checkpoint.step == best.step)
         ]
-        removed += [
-            path
-            for path in leftovers(folder)
-            if path.suffix == PARTIAL and (step_of(path.with_suffix("")) or 0) <= whole[-1]
-        ]
+        removed += [path for path in begun if not _is_going(path) and step_begun(path) <= whole[-1]]
     for path in removed:
-        discard(path)
+        if isinstance(path, Remote):
+            discard_remote(stores(), path)
+        else:
+            discard(path)
     return tuple(removed)
 
 
-def absent(path: Path, manifest: Manifest) -> tuple[RankRecord, ...]:
+def unfinished(folder: Path) -> tuple[Location, ...]:
+    """Checkpoints being written or removed: by a live process, or by a killed one."""
+    location = location_of(folder)
+    if isinstance(location, Remote):
+        return tuple(path for path, sizes in steps_in(location).items() if NAME not in sizes)
+    return leftovers(location)
+
+
+def _is_going(path: Location) -> bool:
+    return path.name.endswith(REMOVING)
+
+
+def absent(path: Location, manifest: Manifest) -> tuple[RankRecord, ...]:
     """Files of a checkpoint's manifest that are not in its folder."""
-    if manifest.spread is None:
+    if manifest.spread is None or isinstance(path, Remote):
         return ()
     return tuple(file for file in manifest.files if not (path / file.file).exists())
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Location) -> Manifest:
     """The manifest of a checkpoint that is whole; else an error that names the one before it."""
     try:
         return _whole(path)
@@ -159,7 +178,7 @@ def read_manifest(path: Path) -> Manifest:
         raise damaged(path, str(damage)) from damage
 
 
-def damaged(path: Path, problem: str) -> CheckpointError:
+def damaged(path: Location, problem: str) -> CheckpointError:
     """The error of a damaged checkpoint; its fix is the newest whole one before it."""
     step = step_of(path)
     before = [
@@ -173,15 +192,19 @@ def damaged(path: Path, problem: str) -> CheckpointError:
     return CheckpointError(problem, place=str(path), fix=fix)
 
 
-def _look(path: Path, step: int) -> Listed:
+def _look(path: Location, sizes: Mapping[str, int] | None = None) -> Listed:
+    """A step; `sizes` of its objects, where it is in a store and they are known."""
+    step = step_of(path) or 0
     try:
-        return Listed(path, step, _whole(path), "")
+        return Listed(path, step, _whole(path, sizes), "")
     except Damage as damage:
         return Listed(path, step, None, str(damage))
 
 
-def _whole(path: Path) -> Manifest:
+def _whole(path: Location, sizes: Mapping[str, int] | None = None) -> Manifest:
     """The manifest, where every file has its size and header; `Damage` names the file else."""
+    if isinstance(path, Remote):
+        return read_remote(path, sizes)
     try:
         if not exists(path / NAME):
             inside = path.is_dir()

@@ -230,10 +230,11 @@ def parse(text: bytes) -> Manifest:
         f"has an invalid time, {shown(created_s)}",
     )
     spread = _spread(body.get("spread"), records)
-    return Manifest(_meta(body), float(cast("float", created_s)), records, spread)
+    return Manifest(meta_of(body), float(cast("float", created_s)), records, spread)
 
 
-def _meta(body: Mapping[str, Any]) -> Meta:
+def meta_of(body: Mapping[str, Any]) -> Meta:
+    """What a checkpoint is of, from a table of its fields; `Damage` says what is wrong with it."""
     sizes = _table_of(body, "units")
     return Meta(
         _whole_of(body, "step", 0, MOST_STEPS),

@@ -21,16 +21,20 @@ from ratrain.checkpoint.entries import BLOCK_BYTES, ELEMENT_BYTES
 from ratrain.checkpoint.listing import absent, damaged, read_manifest
 from ratrain.checkpoint.manifest import Manifest, RankRecord, StoredEntry
 from ratrain.errors import CannotResume, CheckpointError, SavedElsewhere
+from ratrain.objects.client import stores
+from ratrain.objects.remote import Location, Remote
 from ratrain.readers.files import read_at
 
 Array = NDArray[Any]
+ReadAt = Callable[[memoryview, int], int]
+"""Fills a buffer from an offset of a file on; the bytes read."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A complete checkpoint, open for reading. It holds no file open between calls."""
 
-    path: Path
+    path: Location
     manifest: Manifest
 
     @property
@@ -112,10 +116,10 @@ class Checkpoint:
         records = [record for record in self.manifest.files if record.file not in elsewhere]
         done, total = 0, sum(record.size_bytes - record.header_bytes for record in records)
         for record in records:
-            with self._open(record) as fd:
+            with self._open(record) as read:
                 for stored in record.stored:
                     for block in range(stored.entry.blocks):
-                        done += len(self._block(fd, record, stored, block, scratch))
+                        done += len(self._block(read, record, stored, block, scratch))
                         if progress:
                             progress(done, total)
 
@@ -131,28 +135,28 @@ class Checkpoint:
     ) -> None:
         """Fills `out` from an entry's elements, counted from the entry's own first."""
         entry, done = stored.entry, 0
-        with self._open(record) as fd:
+        with self._open(record) as read:
             for block in _blocks(entry.block_elements, begin, begin + len(out)):
                 first = block * entry.block_elements
                 count = min(entry.block_elements, entry.elements - first)
                 skip = begin + done - first
                 part = out[done : done + count - skip]
                 if entry.dtype == "F32" and len(part) == count:
-                    self._block(fd, record, stored, block, part.view(np.uint8))
+                    self._block(read, record, stored, block, part.view(np.uint8))
                 else:
                     scratch = np.empty(count * ELEMENT_BYTES[entry.dtype], np.uint8)
-                    data = self._block(fd, record, stored, block, scratch)
+                    data = self._block(read, record, stored, block, scratch)
                     part[:] = as_float32(data, entry.dtype)[skip : skip + len(part)]
                 done += len(part)
 
     def _block(
-        self, fd: int, record: RankRecord, stored: StoredEntry, block: int, into: Array
+        self, read: ReadAt, record: RankRecord, stored: StoredEntry, block: int, into: Array
     ) -> Array:
         """The bytes of one block, read into the beginning of `into`, verified."""
         begin = block * BLOCK_BYTES
         data = into[: min(BLOCK_BYTES, stored.entry.size_bytes - begin)]
         # What is missing of a cut file may still lie in the memory that is read into.
-        cut = read_at(fd, data.data, stored.offset + begin) < len(data)
+        cut = read(data.data, stored.offset + begin) < len(data)
         if cut or sha256(data.data).hexdigest() != stored.sha256[block]:
             at = stored.offset + begin
             raise damaged(
@@ -163,14 +167,18 @@ class Checkpoint:
         return data
 
     @contextmanager
-    def _open(self, record: RankRecord) -> Generator[int]:
+    def _open(self, record: RankRecord) -> Generator[ReadAt]:
         path, spread = self.path / record.file, self.manifest.spread
+        if isinstance(path, Remote):
+            remote = path
+            yield lambda data, offset: stores().read_into(remote, offset, data)
+            return
         if spread is not None and not path.exists():
             raise _on_another_disk(path, spread.host_of(record.file))
         try:
             fd = os.open(path, os.O_RDONLY)
             try:
-                yield fd
+                yield lambda data, offset: read_at(fd, data, offset)
             finally:
                 os.close(fd)
         except OSError as error:
@@ -187,7 +195,7 @@ def _on_another_disk(path: Path, host: str) -> SavedElsewhere:
     )
 
 
-def open_checkpoint(path: Path, verify: bool = True) -> Checkpoint:
+def open_checkpoint(path: Location, verify: bool = True) -> Checkpoint:
     """A complete checkpoint. With `verify` every byte is read and its checksum compared first;
     without, only the manifest and the files' headers and sizes, and each block when it is read.
     """

@@ -11,6 +11,7 @@ from ratrain.corpus.prepare import Prepared
 from ratrain.describe.amounts import FileName, Name
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
+from ratrain.objects.remote import Location
 from ratrain.readers.json import as_table
 from ratrain.readers.place import Place
 
@@ -41,7 +42,7 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def data_of_state(state: Mapping[str, Any], checkpoint: Path) -> Mapping[str, Any] | None:
+def data_of_state(state: Mapping[str, Any], checkpoint: Location) -> Mapping[str, Any] | None:
     """The identity that a checkpoint's state holds; None in one of an older version."""
     data: Any = state.get(KEY)
     if data is None:
@@ -52,7 +53,7 @@ def data_of_state(state: Mapping[str, Any], checkpoint: Path) -> Mapping[str, An
 
 
 def require_same(
-    state: Mapping[str, Any], current: Mapping[str, Any], job: Path | None, checkpoint: Path
+    state: Mapping[str, Any], current: Mapping[str, Any], job: Path | None, checkpoint: Location
 ) -> None:
     """Refuses to continue with tokens other than those of a checkpoint's `state`. A state of an
     older version, which does not name its tokens, continues with any."""

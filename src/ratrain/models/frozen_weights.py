@@ -10,6 +10,7 @@ from typing import Any
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.huggingface.reader import tensor_files
+from ratrain.objects.remote import Location
 from ratrain.readers.files import unreadable
 
 KEY = "frozen"
@@ -40,7 +41,7 @@ def frozen_weights(spec: ModelSpec, seed: int, folder: Path | None) -> dict[str,
 
 
 def require_same_frozen(
-    state: Mapping[str, Any], current: Mapping[str, Any], folder: Path | None, checkpoint: Path
+    state: Mapping[str, Any], current: Mapping[str, Any], folder: Path | None, checkpoint: Location
 ) -> None:
     """Refuses to put what a checkpoint holds onto other weights than it was trained with."""
     if state.get(KEY) != current.get(KEY):

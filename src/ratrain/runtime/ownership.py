@@ -34,9 +34,11 @@ from types import TracebackType
 from typing import Annotated
 from uuid import uuid4
 
+from ratrain.checkpoint.folder import url_of
 from ratrain.describe.amounts import Note
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import RunFailed, RunTaken, SpecError
+from ratrain.objects.owner import UrlClaim
 from ratrain.readers.json import read_json_table
 from ratrain.readers.limits import SMALL_BYTES
 from ratrain.readers.numbers import is_number
@@ -87,6 +89,7 @@ class Claim:
     def __init__(self, folder: Path, number: int, token: str) -> None:
         self.folder, self.number, self.token = folder, number, token
         self._lost = ""
+        self._url_claim: UrlClaim | None = None
         self._released = threading.Event()
         self._beating: threading.Thread | None = None
 
@@ -111,8 +114,17 @@ class Claim:
         self._beating = threading.Thread(target=self._beat, name="run owner", daemon=True)
         self._beating.start()
 
+    def hold_url(self, say: Say) -> None:
+        """Makes what is below the run's URL ours too, where it has one."""
+        url, owner = url_of(self.folder), _read(_file(self.folder, self.number))
+        if url is not None and owner is not None:
+            where = f"{owner.boot} {owner.pid_namespace} {self.folder.resolve()}"
+            self._url_claim = UrlClaim(url, self.token, owner.words, where, say)
+
     def release(self) -> None:
         """The next claim may be made."""
+        if self._url_claim is not None:
+            self._url_claim.release()
         self._released.set()
         if self._beating is not None:
             self._beating.join()
@@ -159,9 +171,12 @@ _LOST_FIX = (
 )
 
 
-def claim_run(folder: Path, command: str, say: Say = lambda _: None) -> Claim:
+def claim_run(
+    folder: Path, command: str, say: Say = lambda _: None, *, with_url: bool = True
+) -> Claim:
     """Makes the folder ours, which is made where it is missing; raises `RunTaken` with the owner's
-    name where it is somebody's. `say` hears of a wait, and of a dead owner."""
+    name where it is somebody's. `say` hears of a wait, and of a dead owner. `with_url`: and what is
+    below the run's URL, which one process of a launch does."""
     try:
         _claims(folder).mkdir(parents=True, exist_ok=True)
         claim = _claimed(folder, command, say)
@@ -169,6 +184,12 @@ def claim_run(folder: Path, command: str, say: Say = lambda _: None) -> Claim:
         raise cannot_be_made(folder, error) from error
     _forget(folder, claim.number)
     claim.hold()
+    try:
+        if with_url:
+            claim.hold_url(say)
+    except BaseException:
+        claim.release()
+        raise
     return claim
 
 

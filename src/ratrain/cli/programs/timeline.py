@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import MOST_STEPS, PATH, Whole
+from ratrain.cli.terminal.options import MOST_STEPS, PATH, RUN, Whole
 
 if TYPE_CHECKING:
     from ratrain.runtime.run.reports.difference import RunDifference
 
 
 @click.command()
-@click.argument("run", type=PATH)
+@click.argument("run", type=RUN)
 @click.option(
     "--step",
     type=Whole(1, MOST_STEPS),

@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import PATH, Whole
+from ratrain.cli.terminal.options import PATH, RUN, Whole
 
 if TYPE_CHECKING:
+    from ratrain.checkpoint.best import Best
     from ratrain.checkpoint.comparison import Difference
     from ratrain.checkpoint.listing import Listed
+    from ratrain.objects.remote import Location
 
 
 @click.command()
-@click.argument("folder", type=PATH, metavar="RUN|FOLDER|CHECKPOINT")
+@click.argument("folder", type=RUN, metavar="RUN|FOLDER|CHECKPOINT")
 @click.option("--verify", is_flag=True, help="Read all bytes and check their checksums.")
 @click.option(
     "--compare",
     "other",
-    type=PATH,
+    type=RUN,
     metavar="RUN|CHECKPOINT",
     help="Compare with this checkpoint, or this run's latest, bit by bit.",
 )
@@ -34,9 +36,27 @@ if TYPE_CHECKING:
     metavar="N",
     help="Remove all but the latest N complete ones.",
 )
+@click.option(
+    "--to-dcp",
+    type=PATH,
+    metavar="FOLDER",
+    help="Write the latest one as torch.distributed.checkpoint has it.",
+)
+@click.option(
+    "--from-dcp",
+    type=PATH,
+    metavar="FOLDER",
+    help="Put such a folder, of one you trust, into RUN as a checkpoint of its step.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
-    folder: Path, verify: bool, other: Path | None, keep: int | None, as_json: bool
+    folder: Path,
+    verify: bool,
+    other: Path | None,
+    keep: int | None,
+    to_dcp: Path | None,
+    from_dcp: Path | None,
+    as_json: bool,
 ) -> None:
     """List the checkpoints of a run, oldest first: step, state, size, ranks, age, and
     the text they were trained on. The argument is a run's folder, its checkpoints
@@ -56,18 +76,23 @@ def command(
         _compare(folder, other, as_json)
         return
     from ratrain.checkpoint.best import read_best
-    from ratrain.checkpoint.folder import leftovers
-    from ratrain.checkpoint.listing import listed_at
+    from ratrain.checkpoint.folder import step_of
+    from ratrain.checkpoint.listing import listed_at, unfinished
     from ratrain.corpus.identity import data_of_state
     from ratrain.describe.lines import wrapped
 
+    if to_dcp is not None:
+        _to_dcp(folder, to_dcp)
+        return
+    if from_dcp is not None:
+        _from_dcp(folder, from_dcp)
     removed = _pruned(folder, keep) if keep else []
     checkpoints = listed_at(folder)
     if verify:
         checkpoints = _verified(checkpoints)
-    partial = leftovers(folder)
+    partial = unfinished(folder)
+    best = read_best(folder if step_of(folder.resolve()) is None else folder.parent)
     if as_json:
-        best = read_best(folder)
         body = {
             "best_step": best.step if best else None,
             "checkpoints": [_row(checkpoint) for checkpoint in checkpoints],
@@ -88,7 +113,7 @@ def command(
             if data is not None and data != before:
                 click.echo(_data_line(data))
             before = data
-            click.echo(_line(checkpoint, verify))
+            click.echo(_line(checkpoint, verify, best))
         for path in partial:
             click.echo(f"{path.name:28}  unfinished: ignored")
         if not checkpoints and not partial:
@@ -104,7 +129,7 @@ def _none_words(folder: Path) -> str:
     return f"no checkpoints in {folder}{beside}"
 
 
-def _pruned(folder: Path, keep: int) -> list[Path]:
+def _pruned(folder: Path, keep: int) -> list[Location]:
     """What is removed so that `keep` checkpoints stay; in a run's folder only where it is ours."""
     from ratrain.checkpoint.folder import step_of
     from ratrain.checkpoint.listing import listed_at, prune
@@ -117,6 +142,41 @@ def _pruned(folder: Path, keep: int) -> list[Path]:
     command = "ratrain checkpoints --prune"
     with claimed_around(folder, command, lambda line: click.echo(line, err=True)):
         return list(prune(folder, keep))
+
+
+def _to_dcp(folder: Path, target: Path) -> None:
+    from ratrain.checkpoint.dcp import write_dcp
+    from ratrain.checkpoint.listing import checkpoint_at
+    from ratrain.checkpoint.reader import open_checkpoint
+    from ratrain.extras import require_package
+
+    require_package("torch")
+    checkpoint = open_checkpoint(checkpoint_at(folder), verify=False)
+    count = write_dcp(checkpoint, target)
+    click.echo(f"{checkpoint.path.name} as {count} tensors in {target}")
+
+
+def _from_dcp(run: Path, source: Path) -> None:
+    from ratrain.checkpoint.dcp import read_dcp
+    from ratrain.checkpoint.folder import url_of
+    from ratrain.errors import SpecError
+    from ratrain.extras import require_package
+    from ratrain.runtime.ownership import claimed_around
+    from ratrain.runtime.run.resume import require_run
+    from ratrain.runtime.run_folder import RunFolder
+
+    require_package("torch")
+    require_run(RunFolder(run))
+    if url_of(run) is not None:
+        raise SpecError(
+            "has its checkpoints at a URL",
+            place=str(run),
+            fix="begin a run with --from, and give --from-dcp its folder",
+        )
+    with claimed_around(
+        run, "ratrain checkpoints --from-dcp", lambda line: click.echo(line, err=True)
+    ):
+        read_dcp(source, run)
 
 
 def _verified(checkpoints: tuple[Listed, ...]) -> tuple[Listed, ...]:
@@ -217,14 +277,12 @@ def _row(checkpoint: Listed) -> dict[str, Any]:
     }
 
 
-def _line(checkpoint: Listed, verified: bool) -> str:
-    from ratrain.checkpoint.best import read_best
+def _line(checkpoint: Listed, verified: bool, best: Best | None) -> str:
     from ratrain.describe.units import counted, format_bytes
 
     if checkpoint.manifest is None:
         return f"{checkpoint.path.name:15}DAMAGED\n  {checkpoint.problem}"
     ranks, elsewhere = len(checkpoint.manifest.files), _elsewhere(checkpoint)
-    best = read_best(checkpoint.path.parent)
     line = (
         f"{checkpoint.path.name:15}{'verified' if verified else 'complete'}"
         f"{format_bytes(checkpoint.manifest.size_bytes):>10}  {counted(ranks, 'rank'):>11}"

@@ -10,14 +10,14 @@ import click
 
 from ratrain.cli.terminal.jobs import set_values
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import PATH
+from ratrain.cli.terminal.options import PATH, RUN
 
 if TYPE_CHECKING:
     from ratrain.report.contents import Contents
 
 
 @click.command()
-@click.argument("subject", metavar="RUN|PLAN|JOB", type=PATH)
+@click.argument("subject", metavar="RUN|PLAN|JOB", type=RUN)
 @click.option(
     "-o",
     "--output",

@@ -14,7 +14,7 @@ from ratrain.cli.runs.prepared_run import show_commands
 from ratrain.cli.runs.run_report import show_report
 from ratrain.cli.terminal import completion
 from ratrain.cli.terminal.jobs import set_values
-from ratrain.cli.terminal.options import MOST_STEPS, PATH, DeviceName, Whole
+from ratrain.cli.terminal.options import MOST_STEPS, NEW_RUN, PATH, DeviceName, Whole
 from ratrain.errors import SAVED_NOT_FINISHED
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ _COMMAND = "ratrain train"
 @click.option("--data", multiple=True, metavar="FILE", help="Without JOB: text to train on.")
 @click.option(
     "--run",
-    type=PATH,
-    metavar="FOLDER",
-    help="The run's folder. [default: runs/JOB-SCHEDULE, numbered where that exists; with "
+    type=NEW_RUN,
+    metavar="FOLDER|URL",
+    help="The run's folder, or the URL that its checkpoints go to: s3://, gs:// or az://. "
+    "[default: runs/JOB-SCHEDULE, numbered where that exists; with "
     "--resume: the newest of them]",
 )
 @click.option(
@@ -184,6 +185,7 @@ def command(
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher
     from ratrain.runtime.run.source import source_of
+    from ratrain.runtime.run.working import send_run
 
     require_package("torch")  # before ranks start, which import it
     if source is not None and resume:
@@ -237,6 +239,7 @@ def command(
         else:
             _say(f"already finished at step {ready.step}; to train further, give a larger --steps")
         show_report(ready.folder, as_json)
+        send_run(ready.folder)
         return SAVED_NOT_FINISHED if stopped else 0
 
 

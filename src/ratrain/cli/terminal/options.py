@@ -28,9 +28,13 @@ class FilePath(click.Path):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
         """The path; what no file can be called is an error."""
+        from ratrain.objects.remote import is_url, remote_of
         from ratrain.readers.files import check_name
 
         place = f"{ctx.command_path if ctx else 'ratrain'} {name_of(param, ctx)}"
+        if is_url(str(value)):
+            remote_of(str(value), place)
+            return self.of_url(str(value), place)
         check_name(str(value), place)
         if str(value) == "-":
             raise SpecError(
@@ -39,6 +43,34 @@ class FilePath(click.Path):
                 fix="give a file's name; ./- is a file called -, and /dev/stdout prints",
             )
         return super().convert(value, param, ctx)
+
+    def of_url(self, url: str, place: str) -> Path:
+        """What stands here for a URL."""
+        raise SpecError(
+            f"{url} is a URL, and no file or folder of this machine",
+            place=place,
+            fix="fetch it, and give the file",
+        )
+
+
+class RunPath(FilePath):
+    """The folder of a run; for one at a URL, the folder from which it is read here."""
+
+    def of_url(self, url: str, place: str) -> Path:
+        """Its folder here."""
+        from ratrain.runtime.run.working import reading_folder
+
+        return reading_folder(url)
+
+
+class NewRunPath(FilePath):
+    """The folder of a run that begins or goes on; for one at a URL, its folder here."""
+
+    def of_url(self, url: str, place: str) -> Path:
+        """Its folder here."""
+        from ratrain.runtime.run.working import working_folder
+
+        return working_folder(url)
 
 
 class DeviceName(click.ParamType[str]):
@@ -88,5 +120,7 @@ class Real(click.FloatRange):
 
 
 PATH = FilePath(path_type=Path)
+RUN = RunPath(path_type=Path)
+NEW_RUN = NewRunPath(path_type=Path)
 OLD_FILE = FilePath(exists=True, dir_okay=False)
 NEW_FILE = FilePath(dir_okay=False, path_type=Path)

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import PATH
+from ratrain.cli.terminal.options import RUN
 
 if TYPE_CHECKING:
     from ratrain.runtime.run.reports.run_pair import RunPair
 
 
 @click.command()
-@click.argument("first", type=PATH, metavar="RUN")
-@click.argument("second", type=PATH, metavar="RUN")
+@click.argument("first", type=RUN, metavar="RUN")
+@click.argument("second", type=RUN, metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(first: Path, second: Path, as_json: bool) -> None:
     """Compare two runs: losses step by step, weights, step times.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import MOST_STEPS, PATH, Whole
+from ratrain.cli.terminal.options import MOST_STEPS, RUN, Whole
 from ratrain.errors import SpecError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=PATH, metavar="RUN|HF_FOLDER")
+@click.argument("model", type=RUN, metavar="RUN|HF_FOLDER")
 @click.argument("files", nargs=-1, metavar="[FILE...]")
 @click.option(
     "--step",

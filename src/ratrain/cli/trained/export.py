@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import MOST_STEPS, PATH, Whole
+from ratrain.cli.terminal.options import MOST_STEPS, PATH, RUN, Whole
 
 
 @click.command()
-@click.argument("run", type=PATH)
+@click.argument("run", type=RUN)
 @click.argument("out", type=PATH)
 @click.option(
     "--step",

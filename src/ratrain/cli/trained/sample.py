@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import MOST_SEED, MOST_STEPS, PATH, Real, Whole
+from ratrain.cli.terminal.options import MOST_SEED, MOST_STEPS, RUN, Real, Whole
 from ratrain.controls import without_controls
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=PATH, metavar="RUN|HF_FOLDER")
+@click.argument("model", type=RUN, metavar="RUN|HF_FOLDER")
 @click.option("--prompt", required=True, metavar="TEXT", help="The text to continue.")
 @click.option(
     "--tokens",

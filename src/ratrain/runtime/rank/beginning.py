@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ratrain.checkpoint.entries import WEIGHTS
+from ratrain.checkpoint.folder import location_of
 from ratrain.checkpoint.listing import listed, none_whole, read_manifest
 from ratrain.checkpoint.manifest import Manifest
 from ratrain.checkpoint.own import (
@@ -38,6 +39,7 @@ from ratrain.models.division import Division
 from ratrain.models.first_weights import first_weights
 from ratrain.models.frozen_weights import frozen_weights, require_same_frozen
 from ratrain.models.shapes import unit_layout, unit_names
+from ratrain.objects.remote import Location
 from ratrain.runtime.rank.joining.membership import Membership
 from ratrain.runtime.rank.joining.rendezvous import Everybody, told_by_all
 from ratrain.runtime.rank.trainer import Begin, RankRun
@@ -109,7 +111,7 @@ def begun(
     return run
 
 
-def candidates(folder: RunFolder, together: Together) -> tuple[list[Path], list[str]]:
+def candidates(folder: RunFolder, together: Together) -> tuple[list[Location], list[str]]:
     """The checkpoints that are whole on every disk, newest first; what is wrong with the others."""
     own_lists: dict[str, dict[str, str]] = {"whole": {}, "damaged": {}}
     if together.membership.keeps(together.rank):
@@ -121,14 +123,15 @@ def candidates(folder: RunFolder, together: Together) -> tuple[list[Path], list[
     all_lists = told_by_all(together.everybody(json.dumps(own_lists)))
     disks = {together.membership.names[rank]: all_lists[rank] for rank in together.membership.disks}
     names = {name for disk in disks.values() for kind in disk.values() for name in kind}
-    paths: list[Path] = []
+    location = location_of(folder.checkpoints)
+    paths: list[Location] = []
     problems: list[str] = []
     for name in sorted(names, reverse=True):
         problem = _problem_of(name, disks)
         if problem:
             problems.append(f"{name}: {problem}")
         else:
-            paths.append(folder.checkpoints / name)
+            paths.append(location / name)
     return paths, problems
 
 
@@ -146,7 +149,7 @@ def _problem_of(name: str, disks: Mapping[str, dict[str, dict[str, str]]]) -> st
 
 
 def _built(
-    path: Path,
+    path: Location,
     job: JobSpec,
     spec: RunSpec,
     data: Mapping[str, Any],
@@ -243,7 +246,7 @@ def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
     return fresh
 
 
-def _note(folder: RunFolder, chosen: Path, problems: list[str]) -> None:
+def _note(folder: RunFolder, chosen: Location, problems: list[str]) -> None:
     """Leaves a line for the user where newer checkpoints were passed over."""
     if problems:
         names = [problem.split(":")[0] for problem in problems]
@@ -253,7 +256,7 @@ def _note(folder: RunFolder, chosen: Path, problems: list[str]) -> None:
         )
 
 
-def _note_own(folder: RunFolder, chosen: Path, apart: int) -> None:
+def _note_own(folder: RunFolder, chosen: Location, apart: int) -> None:
     """Leaves a line where replicas do not begin with the states that they had in the checkpoint.
     `apart`: how many of the run have states of their own; 0: all share theirs."""
     saved = owners(read_manifest(chosen).kinds)
@@ -265,7 +268,7 @@ def _note_own(folder: RunFolder, chosen: Path, apart: int) -> None:
 
 
 def _note_residuals(
-    folder: RunFolder, chosen: Path, fed_back: bool, holders: Mapping[str, int]
+    folder: RunFolder, chosen: Location, fed_back: bool, holders: Mapping[str, int]
 ) -> None:
     """Leaves a line where error feedback does not begin as it ended in the checkpoint. `holders`:
     how many ranks of the run hold each unit; one alone sends nothing."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ratrain.checkpoint.folder import url_of
 from ratrain.errors import RatrainError, RunFailed, RunTaken
 from ratrain.runtime.ownership import Claim, Say, claim_run, inherited
 from ratrain.runtime.rank.joining.membership import Membership
@@ -55,7 +56,7 @@ class FolderLock:
         """The membership with its disks. All ranks call this together, when they have
         joined. `disks` is what the job allows: "shared" or "per-host"."""
         settled = replace(membership, disk=self._disks(membership, everybody))
-        if len(settled.disks) > 1 and disks == "shared":
+        if len(settled.disks) > 1 and disks == "shared" and url_of(self._folder.path) is None:
             raise self._unshared(settled)
         self._claim_all(settled, everybody, say)
         if self.claim.is_mine:  # what asked an earlier attempt to stop does not mean this one
@@ -120,7 +121,9 @@ class FolderLock:
         own_answer: dict[str, Any] = {}
         if membership.keeps(self.rank):
             try:
-                self._claim = self._claim or claim_run(self._folder.path, self._command, say)
+                self._claim = self._claim or claim_run(
+                    self._folder.path, self._command, say, with_url=self.rank == 0
+                )
                 own_answer = {"number": self._claim.number, "token": self._claim.token}
             except RatrainError as error:
                 own_answer = {"refused": [error.what, error.place, error.fix]}

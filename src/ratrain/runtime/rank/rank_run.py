@@ -25,6 +25,7 @@ from ratrain.describe.model import config_hash
 from ratrain.devices import Device, Memory
 from ratrain.engines.places import Place
 from ratrain.errors import RatrainError
+from ratrain.objects.client import close_stores
 from ratrain.program.program import Program
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.environment import COMMAND, launch_of
@@ -264,6 +265,7 @@ def _train(
 
     together = Together(rank, context.membership, rendezvous.everybody)
     run = begun(folder, context.job, context.spec, identity, together, built)
+    close_stores()
     if device.kind == "cuda" and context.job.train.graphs and not run.records_graphs:
         context.log.say("graphs: compute cannot be recorded here; kernels are launched one by one")
     if rank == 0 and context.claim.is_mine:
@@ -291,11 +293,13 @@ def _train(
     before = best and (best.step, best.validation_loss)
     log.begin(run.first_step, context.spec.end_step, before)
     run.run()
+    saver.arrived()
     body = {**run.records(), "memory": run.memory()}
     write_whole(folder.rank_file(rank, "records"), json.dumps(body))
     if check is not None:
         check.write()
     network.barrier()  # no rank leaves while another still communicates
+    saver.remove_sent()
     finished = run.end_step >= context.spec.end_step
     ending = "done" if finished else "stopped and saved"
     log.say(f"{ending}: step {run.end_step} of {context.spec.end_step}")
@@ -343,6 +347,8 @@ def _save_spec(context: RankContext, began_with: dict[str, Any]) -> SaveSpec:
         unit_sizes=stored_sizes(job.model.spec, parts_of_units(context.program.setup)),
         optimizer=job.train.rule,
         state={**began_with, OPTIMIZER: job.train.optimizer},
+        token=context.claim.token,
+        patience_s=job.train.timeout_s,
     )
 
 

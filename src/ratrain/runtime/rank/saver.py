@@ -3,7 +3,8 @@
 A Save reads the states of one unit between its update and the next one. In steps that do not
 save it does nothing. The first Save of a saving step opens the rank's file, the last one closes
 it; then the first rank on each disk writes the manifest and gives the checkpoint its name, so it is
-complete or absent.
+complete or absent. Where checkpoints are in an object store, what was written is then on its way
+there while the run goes on (`checkpoint/upload.py`).
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from torch import Tensor
 
 from ratrain.checkpoint.best import Best, read_best, write_best
 from ratrain.checkpoint.entries import WEIGHTS, Entry, clipped
-from ratrain.checkpoint.folder import begin, partial_path, publish, rank_path, seal
+from ratrain.checkpoint.folder import begin, discard, partial_path, publish, rank_path, seal, url_of
 from ratrain.checkpoint.listing import prune
-from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord
+from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord, Spread
 from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.checkpoint.shard_writer import ShardWriter
+from ratrain.checkpoint.upload import Ending, Upload
 from ratrain.describe.optimizers import Held, Optimizer, Plain
+from ratrain.objects.client import close_stores
+from ratrain.objects.remote import Remote
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.rank.joining.membership import Membership
 from ratrain.runtime.step.exchange.slots import Slots
@@ -52,6 +57,8 @@ class SaveSpec:
     unit_sizes: Mapping[str, int]
     optimizer: Optimizer
     state: Mapping[str, Any]  # the same in every checkpoint of the run
+    token: str = ""  # of the launch, that owns what is below a URL
+    patience_s: float = 300.0  # how long an object store may be silent
 
 
 class CheckpointSaver:
@@ -77,13 +84,18 @@ class CheckpointSaver:
         self._network, self._is_last = network, is_last
         self._state_after, self._require_owned = state_after, require_owned
         self._writer: ShardWriter | None = None
-        self._partial = Path()
+        self._upload: Upload | None = None
+        self._partial, self._once = Path(), ""  # what no other save's files are called
+        self._url = url_of(spec.run)
+        self._sent: dict[Path, int] = {}
         self._left: set[str] = set()
         self._considered = -1
         self._due = False
 
     def save(self, unit: UnitState, step: int) -> None:
         """One unit's part, in a step that saves."""
+        if self._upload is not None and not self._upload.running:
+            self.arrived()
         if step != self._considered:
             self._considered, self._due = step, self._is_due(step)
             if self._due:
@@ -106,7 +118,11 @@ class CheckpointSaver:
 
     def _open(self, step: int) -> None:
         """The first rank on each disk makes the partial folder; every rank opens its file in it."""
-        run = self._spec.run
+        run, once = self._spec.run, ""
+        if self._url is not None:
+            self.arrived()
+            # Not before what other hosts still send has arrived; and all know the files' names.
+            once = self._network.exchange_bytes(uuid4().hex[:8].encode())[0].decode()
         if self._keeps:
             self._require_owned()
             begin(run, step + 1)
@@ -117,7 +133,8 @@ class CheckpointSaver:
             for unit in self._states.units
             for entry, _ in _written(unit, self._spec.optimizer)
         ]
-        self._writer = ShardWriter(rank_path(self._partial, self._rank), entries)
+        self._once = once
+        self._writer = ShardWriter(rank_path(self._partial, self._rank, once), entries)
         self._left = {unit.name for unit in self._states.units}
 
     def _close(self, step: int) -> None:
@@ -131,17 +148,12 @@ class CheckpointSaver:
                 json.dumps(body).encode(), hearers=self._membership.disks
             )
         ]
+        if self._url is not None:
+            self._send(step, self._url, replies)
+            return
         if self._keeps:
             self._require_owned()
-            records = sorted(
-                (RankRecord.of_json(row["record"]) for row in replies),
-                key=lambda record: record.file,
-            )
-            spread = self._membership.spread(self._rank)
-            seal(
-                self._partial,
-                Manifest(self._meta(step), replies[0]["now_s"], tuple(records), spread),
-            )
+            seal(self._partial, self._manifest(step, replies, self._membership.spread(self._rank)))
         self._everywhere()
         if self._keeps:
             publish(self._partial)
@@ -149,6 +161,41 @@ class CheckpointSaver:
         if self._keeps:
             prune(self._spec.run, self._spec.keep, upto=step + 1)
         self._saved(step + 1)
+
+    def _send(self, step: int, url: Remote, replies: list[dict[str, Any]]) -> None:
+        """From now on the files that this rank sends are on their way to the store."""
+        files = [
+            rank_path(self._partial, rank, self._once)
+            for rank in self._membership.sent_by(self._rank)
+        ]
+        ending = None
+        if self._rank == 0:
+            manifest = self._manifest(step, replies, None)
+            ending = Ending(manifest, self._spec.keep, self._sent, self._spec.token)
+        if files:
+            patience_s = self._spec.patience_s
+            self._upload = Upload(self._spec.run, url, files, step + 1, ending, patience_s)
+
+    def arrived(self) -> None:
+        """Returns when what this rank sends is in the store; raises what went wrong."""
+        upload, self._upload = self._upload, None
+        if upload is not None:
+            upload.wait()
+            close_stores()
+            if self._rank == 0:
+                self._saved(upload.step)
+
+    def remove_sent(self) -> None:
+        """Removes files that are in the store; to be called when all ranks' are."""
+        if self._url is not None and self._keeps:
+            discard(self._partial)
+
+    def _manifest(
+        self, step: int, replies: list[dict[str, Any]], spread: Spread | None
+    ) -> Manifest:
+        records = (RankRecord.of_json(row["record"]) for row in replies)
+        ordered = tuple(sorted(records, key=lambda record: record.file))
+        return Manifest(self._meta(step), replies[0]["now_s"], ordered, spread)
 
     def validated(self, step: int, loss: float) -> None:
         """Names what was saved after that many steps as the best, where it is; then the one before
@@ -159,7 +206,8 @@ class CheckpointSaver:
         best = read_best(self._spec.run)
         if best is None or loss < best.validation_loss:
             write_best(self._spec.run, Best(step, loss))
-            prune(self._spec.run, self._spec.keep, upto=step)
+            if self._url is None:  # else when the next one has arrived
+                prune(self._spec.run, self._spec.keep, upto=step)
 
     def _everywhere(self) -> None:
         """Waits for the other disks: none shows a checkpoint before all have their part, or removes

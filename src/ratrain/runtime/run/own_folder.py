@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ratrain.checkpoint.folder import URL_MARKER
 from ratrain.errors import SpecError
 from ratrain.runtime.run_folder import RunFolder
 
 _FOLDERS = ("checkpoints", "logs", "ranks")
 _LEFT_OVER = (
     *("owner", "secret", "secret.new", "program.txt", "program.txt.partial", "run.json.partial"),
+    URL_MARKER,
     "lost+found",
 )
 """What a launch that died before it wrote run.json leaves, and what an empty disk has."""

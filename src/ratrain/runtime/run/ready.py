@@ -25,10 +25,9 @@ from ratrain.runtime.run.resume import (
 )
 from ratrain.runtime.run.source import Source
 from ratrain.runtime.run.trainable import doubts, rest_words
+from ratrain.runtime.run.working import RUNS
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
-RUNS = Path("runs")
-"""Where new runs are put, in the current folder."""
 Say = Callable[[str], None]
 Tokenise = Callable[[JobSpec], Prepared]
 

@@ -15,6 +15,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.overrides import combined
 from ratrain.describe.program_keys import changed
 from ratrain.errors import SpecError
+from ratrain.objects.remote import Location
 from ratrain.plan import load_job
 from ratrain.program.repeating import Repeating
 from ratrain.readers.numbers import is_number
@@ -39,7 +40,7 @@ class ResumedRun:
     spec: RunSpec
     headline: list[str]
     peak_bytes: tuple[int, ...]  # proven, of each program rank
-    checkpoint: Path | None
+    checkpoint: Location | None
     skipped: tuple[str, ...]  # damaged checkpoints that were passed over
     changes: tuple[str, ...]
 
@@ -52,7 +53,7 @@ class ResumedRun:
         return self.step >= self.spec.end_step
 
 
-def require_same_data(job: JobSpec, checkpoint: Path | None, prepared: Prepared) -> None:
+def require_same_data(job: JobSpec, checkpoint: Location | None, prepared: Prepared) -> None:
     """Refuses to continue with data other than the checkpoint's."""
     if checkpoint is not None:
         state = read_manifest(checkpoint).meta.state
@@ -65,7 +66,7 @@ class ReplannedRun:
 
     prepared: PreparedRun
     spec: RunSpec
-    checkpoint: Path | None
+    checkpoint: Location | None
     ranks_before: int
 
     def words(self) -> str:

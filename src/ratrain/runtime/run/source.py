@@ -9,15 +9,20 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ratrain.checkpoint.folder import step_name
+from ratrain.checkpoint.folder import step_name, url_of
 from ratrain.checkpoint.listing import Listed, latest, listed
+from ratrain.checkpoint.manifest import NAME
+from ratrain.checkpoint.remote import fetched
 from ratrain.corpus.identity import identity_of, require_same
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import config_hash
 from ratrain.errors import CannotResume, SpecError
+from ratrain.objects.client import stores
+from ratrain.objects.remote import Remote
 from ratrain.readers.numbers import is_number
 from ratrain.runtime.run.facts import read_facts
+from ratrain.runtime.run.working import reading_folder
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.same_optimizer import require_optimizer
 
@@ -93,8 +98,15 @@ class Source:
         partial = folder.checkpoints / f".{target.name}"
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            shutil.copytree(self.checkpoint.path, partial, copy_function=_linked)
+            path = self.checkpoint.path
+            if isinstance(path, Remote):
+                fetched(path, partial)
+            else:
+                shutil.copytree(path, partial, copy_function=_linked)
             partial.rename(target)
+            url = url_of(folder.path)
+            if url is not None:
+                _send(target, url / target.parent.name / target.name)
         except (OSError, shutil.Error) as error:
             raise CannotResume(
                 f"the checkpoint cannot be copied: {error}",
@@ -115,7 +127,7 @@ def source_of(text: str, *, restarts_data: bool) -> Source:
     name, at, step = text.rpartition("@")
     if not at or not is_number(step):
         name, step = text, ""
-    run = RunFolder(Path(name))
+    run = RunFolder(reading_folder(name))
     if not run.holds_run:
         raise SpecError(
             "is not a run's folder: it has no run.json",
@@ -142,6 +154,13 @@ def source_of(text: str, *, restarts_data: bool) -> Source:
             fix="copy all hosts' rank files of it into this folder",
         )
     return Source(run.path, chosen[0], restarts_data)
+
+
+def _send(folder: Path, step: Remote) -> None:
+    """A checkpoint's files to where the new run's are, the manifest last."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == NAME):
+        stores().put_file(path, step / path.name)
+    shutil.rmtree(folder)
 
 
 def _linked(source: str, target: str) -> None:

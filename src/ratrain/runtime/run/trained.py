@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ratrain.checkpoint.folder import step_name
-from ratrain.checkpoint.listing import latest
+from ratrain.checkpoint.folder import location_of, step_name
+from ratrain.checkpoint.listing import latest, listed
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
 from ratrain.corpus.tokenizer import BYTES, Tokenizer
 from ratrain.describe.huggingface import load_config
@@ -98,7 +98,7 @@ def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
     began_with = base / case.weights if case.weights else None
 
     meta, known = checkpoint.manifest.meta, frozen_weights(spec, case.seed, began_with)
-    require_same_frozen(meta.state, known, began_with, folder.checkpoints / step_name(meta.step))
+    require_same_frozen(meta.state, known, began_with, checkpoint.path)
 
     def trained(unit: str) -> Tensor:
         size = unit_layout(spec, unit).size
@@ -149,8 +149,8 @@ def checkpoint_of(folder: RunFolder, step: int | None = None) -> Checkpoint:
     """A run's checkpoint of a step, by default its newest whole one; blocks are verified as they
     are read."""
     if step is not None:
-        path = folder.checkpoints / step_name(step)
-        if path.exists():
+        if any(each.step == step for each in listed(folder.checkpoints)):
+            path = location_of(folder.checkpoints) / step_name(step)
             return open_checkpoint(path, verify=False)
     elif (newest := latest(folder.checkpoints)) is not None:
         return open_checkpoint(newest.path, verify=False)

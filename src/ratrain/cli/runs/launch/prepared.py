@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ratrain.cli.terminal.jobs import set_values
-from ratrain.cli.terminal.options import MOST_STEPS, PATH, Whole
+from ratrain.cli.terminal.options import MOST_STEPS, NEW_RUN, PATH, Whole
 
 if TYPE_CHECKING:
     from ratrain.engines.groups import Launchable
 
 _OPTIONS = (
     click.argument("job", type=PATH, metavar="JOB|RUN"),
-    click.option("--run", type=PATH, metavar="FOLDER", help="Of a JOB: the run's folder."),
+    click.option("--run", type=NEW_RUN, metavar="FOLDER", help="Of a JOB: the run's folder."),
     click.option("--plan", type=PATH, metavar="PLAN.json", help="Of a JOB: use this plan."),
     click.option("--steps", type=Whole(1, MOST_STEPS), metavar="N", help="Of a JOB: train up to."),
     click.option(

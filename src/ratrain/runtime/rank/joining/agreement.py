@@ -114,16 +114,22 @@ def _require_all_seats(folder: RunFolder, reading: Reading, started: int) -> Non
 
 
 def _words(problem: RatrainError | None) -> list[str] | None:
-    return [problem.what, problem.place, problem.fix] if problem else None
+    if problem is None:
+        return None
+    mistake = "mistake" if isinstance(problem, SpecError) else ""
+    return [problem.what, problem.place, problem.fix, mistake]
 
 
 def _refuse_problems(membership: Membership, problems: list[list[str] | None]) -> None:
+    """Where all ranks found the same mistake an engine need not start them again: its status says
+    so. What one host alone has not may be there the next time."""
     reported = {rank: refusal for rank, refusal in enumerate(problems) if refusal}
     if not reported:
         return
-    rank, (problem, place, fix) = next(iter(reported.items()))
+    rank, (problem, place, fix, mistake) = next(iter(reported.items()))
     everywhere = len(reported) == len(problems)
-    raise RunFailed(
+    kind = SpecError if everywhere and mistake else RunFailed
+    raise kind(
         problem if everywhere else f"{membership.place(rank)}: {problem}", place=place, fix=fix
     )
 

@@ -36,6 +36,13 @@ class Membership:
         """Whether a rank is the first on its disk, which begins and ends checkpoints there."""
         return self.disk[rank] == rank
 
+    def sent_by(self, rank: int) -> list[int]:
+        """Whose files a rank sends to an object store: those of all that share host and disk with
+        it, where it is the first of them."""
+        places = list(zip(self.host, self.disk, strict=True))
+        beside = [other for other, place in enumerate(places) if place == places[rank]]
+        return beside if beside[0] == rank else []
+
     def place(self, rank: int) -> str:
         """A rank for people: with its host where there are several."""
         return f"rank {rank}" + (f" on host {self.names[rank]}" if len(self.hosts) > 1 else "")

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ratrain.checkpoint.folder import rank_name
@@ -19,6 +20,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.engines.places import Place, kinds_of
 from ratrain.engines.seating import Arrival, PlannedRank, seats
 from ratrain.errors import Infeasible
+from ratrain.readers.files import exists
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.joining.agreement import Reading
 from ratrain.runtime.rank.joining.near_sockets import close_all
@@ -81,7 +83,7 @@ def _held(folder: RunFolder, ranks: int) -> dict[str, list[int]]:
     """Of each checkpoint on this disk the ranks whose files are here."""
     return {
         checkpoint.path.name: [
-            rank for rank in range(ranks) if (checkpoint.path / rank_name(rank)).exists()
+            rank for rank in range(ranks) if exists(Path(str(checkpoint.path), rank_name(rank)))
         ]
         for checkpoint in listed(folder.checkpoints)
     }
