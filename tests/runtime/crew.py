@@ -92,7 +92,7 @@ def network_among(
     """A member's network among those that were asked; "staged": as of a device with memory of its
     own."""
     assert _rendezvous is not None
-    network = connected(seats, seat, routes, _rendezvous, timeout_s, hosts)
+    network, _ = connected(seats, seat, routes, _rendezvous, timeout_s, hosts)
     return StagedNetwork(network, Staging(pinned=False)) if kind == "staged" else network
 
 

@@ -108,6 +108,11 @@ class Control:
         """Waits for the last round."""
         self._thread.join()
 
+    def is_back(self, patience_s: float) -> bool:
+        """Whether no round is under way any more, after `abandon`."""
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
+
     def abandon(self) -> None:
         """Wakes all waiters when the run has failed."""
         with self._changed:

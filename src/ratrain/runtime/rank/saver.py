@@ -182,7 +182,7 @@ def _written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Ite
         return
     share, part = slice(0, unit.padded) if unit.own else unit.owned, unit.part
     name, size = stored_name(unit.name, unit.division), unit.unit.layout.size
-    for kind, buffer in _buffers(part, optimizer):
+    for kind, buffer in buffers_of(part, optimizer):
         kind = own_kind(kind, unit.place, len(unit.holders)) if unit.own else kind
         entry = clipped(name, kind, share.start, share.stop, size)
         if entry is not None:
@@ -208,12 +208,12 @@ def _of_slots(
     parts = {part.begin: part for part in unit.parts}
     for stored in slots.stored():
         name = stored_name(unit.name, stored.slot)
-        for kind, buffer in _buffers(parts[stored.run.start], optimizer):
+        for kind, buffer in buffers_of(parts[stored.run.start], optimizer):
             entry = Entry(name, kind, stored.begin, stored.end - stored.begin, slots.slot_size)
             yield entry, stored.pieces(buffer.values())
 
 
-def _buffers(part: OwnedPart, optimizer: Optimizer) -> Iterator[tuple[str, Held]]:
+def buffers_of(part: OwnedPart, optimizer: Optimizer) -> Iterator[tuple[str, Held]]:
     """Master weights, and the optimizer's states, by the names that a checkpoint gives them."""
     yield WEIGHTS, Plain(part.weights)
     yield from ((s.name, held) for s, held in zip(optimizer.states, part.states, strict=True))

@@ -64,12 +64,13 @@ def run_session(
 
     starts = 1
 
-    def starting_again(cause: RatrainError) -> None:
+    def starting_again(cause: RatrainError, goes_on: bool) -> None:
         nonlocal starts
         starts, step = starts + 1, newest_step(folder)
         left = restarts + 1 - starts
         begin_attempt(folder, step, lab=lab is not None, restarts=left)
-        say(f"{cause.what}; restarting from step {step} (start {starts} of {restarts + 1})")
+        how = "the other ranks go on" if goes_on else f"restarting from step {step}"
+        say(f"{cause.what}; {how} (start {starts} of {restarts + 1})")
 
     try:
         launch(

@@ -21,7 +21,7 @@ from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.tied import add_here, counted_once, tied_gradients
-from ratrain.runtime.step.unit_state import UnitState
+from ratrain.runtime.step.unit_state import TORN, UnitState
 
 PASSING = ("passing_f", "passing_b")
 """Views that are gathered once for a whole pass."""
@@ -195,7 +195,7 @@ class StateOps:
 
     def update_shard(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
-        clipping = self.clipping
+        clipping, unit.version = self.clipping, TORN
         mean: Tensor | None = self._held.read(op, "averaged")
         if mean is not None:
             for part in unit.parts:
@@ -217,6 +217,7 @@ class StateOps:
                 target = unit.view[run]
             if target.data_ptr() != part.weights.data_ptr():
                 target.copy_(part.weights)
+        unit.version = step + 1
 
     def _skips(self, unit: UnitState, step: int) -> bool:
         """Whether a unit's update is left out because a gradient overflowed: any, or its own."""

@@ -26,6 +26,9 @@ from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.outer import OuterStates
 from ratrain.runtime.step.schedule import LocalUnit
 
+TORN = -1
+"""The version of a unit whose update has begun and not ended."""
+
 
 class Collectives(NamedTuple):
     """By which algorithms a unit's holders reduce its gradient, and gather its weights."""
@@ -63,6 +66,7 @@ class UnitState:
     frozen_share: FrozenShare | None = None  # level 3, of weights that nobody updates
     outer: OuterStates | None = None  # of an outer optimizer
     own: bool = False  # other replicas' states differ, and are saved by themselves
+    version: int = 0  # steps whose update is in its weights and states; `TORN` during one
 
     @property
     def trained(self) -> bool:

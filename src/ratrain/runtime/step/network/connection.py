@@ -14,6 +14,7 @@ import select
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 
 from ratrain.errors import DeadlineExceeded, PeerDown, TransportError
@@ -52,6 +53,11 @@ class Connection:
     def close(self) -> None:
         """The peer sees the end of the stream."""
         self._sock.close()
+
+    def hang_up(self) -> None:
+        """Whoever waits on it, here or at its other end, finds it lost; from any thread."""
+        with suppress(OSError):  # it is lost already
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     # ---- one frame at a time ----------------------------------------------------------------
 
