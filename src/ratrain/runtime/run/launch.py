@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from ratrain.errors import RatrainError, RunFailed, TransportError
+from ratrain.errors import RatrainError, RunFailed
 from ratrain.lab.cluster import Lab
 from ratrain.lab.crew import MASTER_PORT
 from ratrain.runtime.memory_here import KillWatch
@@ -55,7 +55,7 @@ def launch(
         (folder.path / "places.json").write_text(json.dumps(places))
     kills = KillWatch()
     ranks: RankProcesses | None = None
-    with passed_on(folder.stop_request.touch), handed_on(claim):
+    with passed_on(folder.stop_request.touch), handed_on(claim.words):
         for attempts_left in range(restarts, -1, -1):
             ranks = ranks or _started(folder, spec, lab, goes_on=restarts > 0)
             ends, called_back = _ended(ranks, claim, tick, goes_on=attempts_left > 0)
@@ -110,7 +110,7 @@ def all_back(ranks: RankProcesses) -> bool:
     end_s = time.monotonic() + BACK_S
     while not ranks.are_back and time.monotonic() < end_s:
         time.sleep(_LOOK_S)
-    return any(end.status == TransportError.exit_code for end in ranks.ends())
+    return ranks.waiting > 0
 
 
 @contextmanager

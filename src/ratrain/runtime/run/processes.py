@@ -113,6 +113,11 @@ class RankProcesses:
         """Whether the steps of all ranks have begun: they can be called back."""
         return all(TRAINS in child.said for child in self._children)
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for the next episode."""
+        return sum(child.waits for child in self._children)
+
     def ask_to_stop(self) -> None:
         """Asks every rank to save and stop (see rank/stop.py)."""
         for child in self._children:

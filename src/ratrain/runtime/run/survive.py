@@ -2,14 +2,16 @@
 
 After a failure each host of the cluster is asked whether it is there. Where those that answer are
 not those that the run was planned for, it is planned anew for them; then all ranks resume from the
-latest checkpoint. Hosts share the run's folder: what one of them alone has is lost with it.
+latest checkpoint. Where all were training, the ranks of hosts that are left go on in the same
+processes, with what they hold. Hosts share the run's folder: what one of them alone has is lost
+with it.
 """
 
 from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +21,19 @@ from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.ready import Launcher
-from ratrain.runtime.run.remote import Everywhere, HostCommand, run_everywhere
+from ratrain.runtime.run.remote import Everywhere, HostCommand, Hosts
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 _WITHOUT = "cluster.without"
-ANSWER_S = 10.0
-"""A host that takes longer to answer is taken for lost."""
+ANSWER_S, LOOK_S = 10.0, 2.0
+"""A host that takes longer to answer is taken for lost: when nothing runs; while others wait."""
 
 
 @dataclass(frozen=True)
 class Surviving:
     """How a run is started, and told of. `commands`: what each host that has ranks runs, as the
-    run's folder is now; `targets`: what `rsh` calls every host of the cluster, by its name."""
+    run's folder is now; `targets`: what `rsh` calls every host of the cluster, by its name;
+    `goes_on`: the commands are ones whose ranks can go on after a loss."""
 
     folder: RunFolder
     commands: Callable[[], Sequence[HostCommand]]
@@ -38,24 +41,37 @@ class Surviving:
     rsh: Sequence[str]
     launcher: Callable[[], Launcher]
     tell: Callable[[str], None]
+    goes_on: bool = False
 
     def run(self, restarts: int) -> int:
         """Runs to the end, or until it was asked to stop, or has failed once more than it may be
         restarted; the exit status."""
-        for left in range(restarts, -1, -1):
-            ended = run_everywhere(self.commands(), self.rsh, self.tell)
-            status = worst_status(ended.statuses.values())
-            if status in (0, SAVED_NOT_FINISHED) or ended.asked or not left:
-                return status
-            self.tell(f"{_words(ended)}; start {restarts - left + 2} of {restarts + 1}")
-            self._plan_for_those_there()
+        hosts: Hosts | None = None
+        try:
+            for left in range(restarts, -1, -1):
+                hosts = hosts or Hosts(self.commands(), self.rsh, self.tell)
+                ended = hosts.wait(goes_on=self.goes_on and left > 0)
+                status = worst_status(ended.statuses.values())
+                if not ended.can_go_on:
+                    hosts = None
+                    if status in (0, SAVED_NOT_FINISHED) or ended.asked or not left:
+                        return status
+                self.tell(f"{_words(ended)}; start {restarts - left + 2} of {restarts + 1}")
+                if hosts is None:
+                    self._plan_for_those_there(self._lost())
+                    continue
+                there = hosts.call_back()
+                self._plan_for_those_there(self._lost(there, LOOK_S))
+                hosts.go_on(self.commands())
+        finally:
+            if hosts is not None:
+                hosts.close()
         raise AssertionError("the last start returns")
 
-    def _plan_for_those_there(self) -> None:
+    def _plan_for_those_there(self, lost: tuple[str, ...]) -> None:
         """Gives the run another program, where other hosts are there than it has one for."""
         spec = self.folder.read_spec()
         asked = _as_asked(spec)
-        lost = self._lost()
         if set(lost) == _left_out(asked, spec):
             return
         if asked.checkpoint.disks == "per-host":
@@ -88,21 +104,23 @@ class Surviving:
                     "so that it is planned for the hosts that there are",
                 ) from error
 
-    def _lost(self) -> tuple[str, ...]:
-        """The hosts that do not answer, in the cluster's order."""
-        answers = dict.fromkeys(self.targets, False)
+    def _lost(self, there: Collection[str] = (), patience_s: float = ANSWER_S) -> tuple[str, ...]:
+        """The hosts that do not answer, in the cluster's order. `there`: known to be there."""
+        answers = {name: name in there for name in self.targets}
 
         def ask(name: str) -> None:
             words = [*self.rsh, self.targets[name], "true"]
             try:
                 done = subprocess.run(
-                    words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S
+                    words, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s
                 )
             except (OSError, subprocess.TimeoutExpired):
                 return
             answers[name] = done.returncode == 0
 
-        threads = [threading.Thread(target=ask, args=(name,)) for name in self.targets]
+        threads = [
+            threading.Thread(target=ask, args=(name,)) for name in self.targets if name not in there
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
