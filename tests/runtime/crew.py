@@ -91,9 +91,14 @@ def network_among(
 ) -> Network:
     """A member's network among those that were asked; "staged": as of a device with memory of its
     own."""
-    assert _rendezvous is not None
-    network, _ = connected(seats, seat, routes, _rendezvous, timeout_s, hosts)
+    network, _ = connected(seats, seat, routes, rendezvous(), timeout_s, hosts)
     return StagedNetwork(network, Staging(pinned=False)) if kind == "staged" else network
+
+
+def rendezvous() -> Rendezvous:
+    """A member's, of those that were asked."""
+    assert _rendezvous is not None
+    return _rendezvous
 
 
 def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:

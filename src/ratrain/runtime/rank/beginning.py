@@ -91,7 +91,7 @@ def begun(
     together."""
     division = spec.seats.seat(together.rank).division
     if live is not None:
-        run = build(_survived(job, spec, division, *live))
+        run = build(survived(job, spec, division, *live))
         live[1].finish()
         run.complete()
         return run
@@ -188,7 +188,7 @@ def _built(
         return None, error
 
 
-def _survived(
+def survived(
     job: JobSpec, spec: RunSpec, division: Division, live: LiveStates, reader: LiveReader
 ) -> Begin:
     """Behind the last update that survivors hold of all units."""

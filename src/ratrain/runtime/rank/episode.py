@@ -39,7 +39,7 @@ from ratrain.runtime.rank.joining.membership import Membership
 from ratrain.runtime.rank.joining.networks import network_of
 from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join, told_by_all
 from ratrain.runtime.rank.joining.seating import seated
-from ratrain.runtime.rank.live import NOTHING, Kept, LiveReader, LiveStates, kept_of, live_states
+from ratrain.runtime.rank.live import NOTHING, Kept, LiveReader, LiveStates, live_states
 from ratrain.runtime.rank.metrics import MetricsLog, StepRows, validation_row
 from ratrain.runtime.rank.orders import TRAINS, Orders
 from ratrain.runtime.rank.rank_log import RankLog
@@ -147,7 +147,7 @@ class Episode:
             return False
         if not self._run.call_back():
             return False
-        self._process.kept = kept_of(self._run.states, self._run.ops.clipping, self._run.optimizer)
+        self._process.kept = self._run.kept()
         return True
 
     def close(self) -> None:
@@ -179,30 +179,10 @@ class Episode:
         kept, process.kept = process.kept, NOTHING
         reader = live and LiveReader(live, rank, kept, links)
         del kept
-        rows = StepRows(
-            context.job, context.program.setup.budget_bytes, self._began_s, context.spec.episode
-        )
-        metrics: MetricsLog | None = None
-        if rank == 0:
-            if context.claim.is_mine:  # else the launcher did it
-                _note(context, set_damage_aside(folder))
-            metrics = MetricsLog(folder, own_trackers(folder.path))
-            self._closing.callback(metrics.close)
-
-        stragglers = Stragglers(context.membership.place)
-
-        def on_round(step: int, reports: Round) -> None:
-            context.claim.require_seen()
-            if rank == 0:
-                _note(context, stragglers.of_round(step, reports))
-            if metrics is not None or log.prints:
-                keep_row(rows.row(step, reports))
-
-        def keep_row(row: Row) -> None:
-            if metrics is not None:
-                metrics.write(row)
-            log.show(row)
-
+        telling = _Telling(context, self._began_s)
+        self._closing.callback(telling.close)
+        if live:
+            telling.of_survivors(live)
         tiers = self._closing.enter_context(
             tiers_of(
                 context.program,
@@ -223,7 +203,7 @@ class Episode:
         check = RankCheck(device, folder.path) if context.spec.check == "compare" else None
 
         def validated(step: int, validation: Validated) -> None:
-            keep_row(validation_row(step, validation))
+            telling.keep(validation_row(step, validation))
             saver.validated(step, validation.loss)
 
         def built(begin: Begin) -> RankRun:
@@ -236,7 +216,7 @@ class Episode:
                 batches,
                 begin,
                 device=device,
-                on_round=on_round,
+                on_round=telling.on_round,
                 stop_asked=lambda: process.requests.asked or folder.stop_request.exists(),
                 allocator=memory,
                 held_out=_held_out(context, device),
@@ -303,6 +283,51 @@ class Episode:
             source = "what the survivors hold" if live else "the latest checkpoint"
             _note(context, [f"a rank was lost: the run goes on from {source}"])
         return live
+
+
+class _Telling:
+    """Of the steps of an episode: in the metrics, which rank 0 writes, and in the log."""
+
+    def __init__(self, context: RankContext, began_s: float) -> None:
+        self._context, self._first = context, context.seat.world_rank == 0
+        self._rows = StepRows(
+            context.job, context.program.setup.budget_bytes, began_s, context.spec.episode
+        )
+        self._stragglers = Stragglers(context.membership.place)
+        self._metrics: MetricsLog | None = None
+        if self._first:
+            if context.claim.is_mine:  # else the launcher did it
+                _note(context, set_damage_aside(context.folder))
+            self._metrics = MetricsLog(context.folder, own_trackers(context.folder.path))
+
+    def on_round(self, step: int, reports: Round) -> None:
+        """Takes a round of control."""
+        self._context.claim.require_seen()
+        if self._first:
+            _note(self._context, self._stragglers.of_round(step, reports))
+        if self._metrics is not None or self._context.log.prints:
+            self.keep(self._rows.row(step, reports))
+
+    def keep(self, row: Row) -> None:
+        if self._metrics is not None:
+            self._metrics.write(row)
+        self._context.log.show(row)
+
+    def of_survivors(self, live: LiveStates) -> None:
+        """Adds the step that was done when a rank was lost, where nobody had told of it: what the
+        survivors report of it."""
+        if self._metrics is None or not live.reports:
+            return
+        if all(row["step"] < live.step - 1 for row in self._context.folder.metrics_lines()):
+            _note(
+                self._context,
+                [f"step {live.step - 1}: its loss is that of the ranks that were not lost"],
+            )
+            self._metrics.write(self._rows.row(live.step - 1, live.reports))
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
 
 
 def forget_failure(folder: RunFolder, rank: int) -> None:

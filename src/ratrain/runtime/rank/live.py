@@ -15,7 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from ratrain.describe.optimizers import Held, Optimizer
 from ratrain.errors import SpecError, TransportError
 from ratrain.program.setup import Setup
 from ratrain.ranges import Block, Copy, copies, line
+from ratrain.runtime.rank.control import RankReport, Round
 from ratrain.runtime.rank.saver import SAVED_AT_ONCE, buffers_of
 from ratrain.runtime.seats import Seat, Seats, holders_of
 from ratrain.runtime.step.clipping import Clipping
@@ -57,10 +58,12 @@ class KeptUnit(NamedTuple):
 @dataclass(frozen=True)
 class Kept:
     """What one rank keeps of an episode that has ended early. `units`: by the names of
-    checkpoints; `beside`, by version: what goes into a checkpoint's manifest beside the tensors."""
+    checkpoints; `beside`, by version: what goes into a checkpoint's manifest beside the tensors;
+    `reports`: of steps that were not told of yet."""
 
     units: Mapping[str, KeptUnit]
     beside: Mapping[int, Mapping[str, float]]
+    reports: Mapping[int, RankReport]
     whole: bool = False  # the optimizer takes whole matrices: its states are read at once
 
     @property
@@ -73,7 +76,13 @@ class Kept:
         next episode's program has all the time; None: as much as there is."""
         held = {name: [u.version, u.begin, u.end] for name, u in self.units.items()}
         fits = room_bytes is None or self.size_bytes <= room_bytes
-        return json.dumps({"held": held, "beside": dict(self.beside), "fits": fits})
+        reports = {
+            step: [None if value != value else value for value in astuple(report)]
+            for step, report in self.reports.items()
+        }
+        return json.dumps(
+            {"held": held, "beside": dict(self.beside), "reports": reports, "fits": fits}
+        )
 
     def read(self, name: str, kind: str, begin: int, end: int) -> Tensor:
         """Elements of a unit, fp32."""
@@ -83,10 +92,15 @@ class Kept:
         return values.detach().cpu()
 
 
-NOTHING = Kept({}, {})
+NOTHING = Kept({}, {}, {})
 
 
-def kept_of(states: RankStates, clipping: Clipping, optimizer: Optimizer) -> Kept:
+def kept_of(
+    states: RankStates,
+    clipping: Clipping,
+    optimizer: Optimizer,
+    reports: Mapping[int, RankReport],
+) -> Kept:
     """What a rank keeps once its lanes are back. Nothing where it would not be enough: where ranks
     hold more than weights and optimizer states, each its own, or have them in another tier."""
     units: dict[str, KeptUnit] = {}
@@ -105,18 +119,20 @@ def kept_of(states: RankStates, clipping: Clipping, optimizer: Optimizer) -> Kep
                 units[name] = KeptUnit(unit.version, part.begin, end, buffers)
     versions = {unit.version for unit in units.values()}
     beside = {version: clipping.state_after(version - 1) for version in versions}
-    return Kept(units, beside, optimizer.whole)
+    return Kept(units, beside, reports, optimizer.whole)
 
 
 @dataclass(frozen=True)
 class LiveStates:
     """What all survivors together hold of the version that the next episode begins with. `copies`:
-    who reads which elements of what from whom, those of its own included."""
+    who reads which elements of what from whom, those of its own included; `reports`: what there is
+    of the step before, where no round of control has ended for it."""
 
     step: int
     beside: Mapping[str, Any]
     degrees: Mapping[str, int]
     copies: Sequence[Copy]
+    reports: Round
 
     def needs(self, rank: int) -> list[Need]:
         """The connections that a rank needs to read from others, and to be read."""
@@ -154,8 +170,19 @@ def live_states(
         with suppress(SpecError):  # nobody has some of it: an older version may be complete
             wanted = copies(held, needed)
             beside = (of_rank["beside"].get(str(version)) for of_rank in told)
-            return LiveStates(version, next(filter(None, beside)), degrees, wanted)
+            reports = _reports_of(version - 1, told)
+            return LiveStates(version, next(filter(None, beside)), degrees, wanted, reports)
     return None
+
+
+def _reports_of(step: int, told: Sequence[Mapping[str, Any]]) -> Round:
+    """What survivors report of a step that was done and that no round of control has ended for."""
+    rows = [of_rank.get("reports", {}).get(str(step)) for of_rank in told]
+    return tuple(
+        RankReport(*(float("nan") if value is None else value for value in row))
+        for row in rows
+        if row
+    )
 
 
 def _needed(setup: Setup, seats: Seats, seat: Seat, degrees: Mapping[str, int]) -> list[str]:

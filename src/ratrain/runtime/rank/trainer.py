@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ratrain.describe.job import JobSpec
-from ratrain.describe.optimizers import Optimizer
 from ratrain.devices import Device, Memory
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.stored_attention import REMADE, STORED
@@ -21,6 +20,7 @@ from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.tiers import DISK
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
+from ratrain.runtime.rank.live import Kept, kept_of
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats
@@ -200,9 +200,10 @@ class RankRun:
         """Whether ops of compute are recorded and replayed."""
         return self._captured is not None
 
-    @property
-    def optimizer(self) -> Optimizer:
-        return self._job.train.rule
+    def kept(self) -> Kept:
+        """What this rank keeps for another episode, once it is called back."""
+        reports = self.control.unanswered if self.control else {}
+        return kept_of(self.states, self.ops.clipping, self._job.train.rule, reports)
 
     @property
     def first_step(self) -> int:

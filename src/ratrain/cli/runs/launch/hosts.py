@@ -53,7 +53,7 @@ from ratrain.cli.terminal.options import PATH
     default=0,
     show_default=True,
     metavar="N",
-    help="Start again after a failure, this often: without hosts that are lost.",
+    help="Go on after a failure, this often: without hosts that are lost.",
 )
 @click.option("--claim", hidden=True, help="Of the run's folder: the launcher's.")
 @click.option("--follow-input", is_flag=True, hidden=True, help="Take orders on standard input.")
@@ -78,8 +78,9 @@ def command(
     them to save and stop; a second one ends them. RUN and what its job reads must be on
     every host under the same path; the command again resumes from the latest checkpoint.
 
-    With --restarts it does so by itself after a failure. Hosts that do not answer then are
-    left out: the run is planned anew for the others, and again when they return.
+    With --restarts it goes on by itself after a failure: with the ranks that are left and
+    what they hold, where they were training. Hosts that do not answer are left out: the run
+    is planned anew for the others, and again after a failure when they are back.
 
     \b
     Examples (the word hosts may be left out):
