@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from ratrain.cli.main import ratrain
-from ratrain.devices import CPU, DEVICE_KINDS, device_of_kind, gpus_here
+from ratrain.describe.runs_on import RUNS_ON
+from ratrain.devices import CPU, device_of_kind, gpus_here
 from ratrain.errors import SpecError
 
 
@@ -14,7 +15,7 @@ def test_a_device_of_a_kind_that_is_not_known_is_refused_with_those_that_are() -
     with pytest.raises(SpecError, match="tpu") as refused:
         device_of_kind("tpu")
     assert refused.value.fix is not None
-    assert all(kind in refused.value.fix for kind in DEVICE_KINDS)
+    assert all(kind in refused.value.fix for kind in RUNS_ON)
 
 
 @pytest.mark.skipif(gpus_here() > 0, reason="this host has a GPU")

@@ -61,6 +61,32 @@ every = 3
 """
 
 
+OF_TWO_KINDS = """
+name = "two-kinds"
+source = "a test"
+host = [
+  { name = "first", device = "gpu", devices = 1, count = 1 },
+  { name = "second", device = "processor", devices = 1, count = 1 },
+]
+links.room = { latency = "100us", bandwidth = "10Gbit/s" }
+
+[[device]]
+name = "gpu"
+runs_on = "cuda"
+launch = "5us"
+memory_efficiency = 0.8
+tiers = [{ name = "HBM", capacity = "80GB", bandwidth = "3350GB/s" }]
+rates = [{ dtype = "fp32", peak = "67TFLOP/s", gemm = "40TFLOP/s" }]
+
+[[device]]
+name = "processor"
+launch = "10us"
+memory_efficiency = 0.8
+tiers = [{ name = "RAM", capacity = "8GB", bandwidth = "10GB/s" }]
+rates = [{ dtype = "fp32", peak = "100GFLOP/s", gemm = "50GFLOP/s" }]
+"""
+
+
 def ratrain(*words: str) -> subprocess.CompletedProcess[str]:
     """A verb, typed."""
     start = "from ratrain.cli.start import main; main()"
@@ -165,6 +191,17 @@ def test_a_gpu_computes_what_the_cpu_computes_in_fp32(tmp_path: Path) -> None:
     on_gpu = trained(tmp_path, "gpu", dtype="fp32", steps=3)
     on_cpu = trained(tmp_path, "cpu", "--device", "cpu", dtype="fp32", steps=3)
     assert values(on_gpu) == pytest.approx(values(on_cpu), rel=1e-4)
+
+
+def test_a_gpu_and_a_processor_train_in_one_pipeline(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.toml"
+    cluster.write_text(OF_TWO_KINDS)
+    said: dict[str, Any] = {"cluster": cluster, "pipeline": 2, "dtype": "fp32", "steps": 3}
+    both = trained(tmp_path, "both", "--set", "train.device=auto", **said)
+    processors = trained(tmp_path, "processors", "--device", "cpu", **said)
+    assert values(both) == pytest.approx(values(processors), rel=1e-4)
+    ranks = json.loads((both / "report.json").read_text())["memory"]
+    assert [row["computes_on"] == "CPU" for row in ranks] == [False, True]
 
 
 def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:

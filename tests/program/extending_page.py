@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "extending"
-MODULES = ("waves", "offload_most", "weight_average", "halving", "turned", "adamax")
+MODULES = ("waves", "offload_most", "weight_average", "halving", "turned", "adamax", "coarse")
 """What the page names in RATRAIN_EXTENSIONS; the family comes with the kind of op."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ratrain.cost.algorithms import ALGORITHMS
 from ratrain.describe.optimizers import OPTIMIZERS
+from ratrain.describe.runs_on import RUNS_ON
 from ratrain.plan.price.durations import OWN_COSTS
 from ratrain.plan.price.trial import proof, short_form
 from ratrain.plan.search.moves import MOVES
@@ -28,6 +29,7 @@ TABLES: tuple[dict[str, Any] | Registry[Any], ...] = (
     ALGORITHMS,
     MOVES,
     OPTIMIZERS,
+    RUNS_ON,
 )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launched import made
 from runs_made import Setting, write_job
 
-from ratrain.cost.scratch import NARROWED_ELEMENTS
+from ratrain.cost.scratch import ON_CPU
 from ratrain.errors import SpecError
 from ratrain.models.functions.rows import Rows
 from ratrain.models.parameters import lay_out
@@ -29,8 +29,8 @@ BITS_16 = [torch.bfloat16, torch.float16]
 @given(
     length=st.one_of(
         st.integers(0, 2000),
-        st.integers(-3, 3).map(lambda more: NARROWED_ELEMENTS + more),
-        st.integers(-3, 3).map(lambda more: 3 * NARROWED_ELEMENTS + more),
+        st.integers(-3, 3).map(lambda more: ON_CPU.narrowed + more),
+        st.integers(-3, 3).map(lambda more: 3 * ON_CPU.narrowed + more),
     ),
     dtype=st.sampled_from(BITS_16),
     seed=st.integers(0, 99),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ratrain.cost.scratch import PIECES
+from ratrain.cost.scratch import ON_CPU
 from ratrain.describe.optimizers import Plain
 from ratrain.describe.train import TrainSpec
 from ratrain.runtime.step.optimizer import OwnedPart
 
-PIECE = PIECES["cpu"].update
+PIECE = ON_CPU.update
 SPEC = TrainSpec(steps=10, learning_rate=1e-2, rate_schedule="constant", weight_decay=0.1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ratrain.cost.scratch import PIECES
+from ratrain.cost.scratch import ON_CPU
 from ratrain.describe.optimizers import OPTIMIZERS, Matrix
 from ratrain.describe.optimizers.adamw8bit import BLOCK
 from ratrain.describe.train import TrainSpec
@@ -157,7 +157,7 @@ def test_eight_bits_lose_no_more_than_they_say_and_nothing_the_second_time(
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if not OPTIMIZERS[name].whole])
 def test_an_update_piece_by_piece_is_that_of_the_whole_bit_for_bit(name: str) -> None:
-    size = 2 * PIECES["cpu"].update + 64
+    size = 2 * ON_CPU.update + 64
     spec = spec_of(name)
     torch.manual_seed(0)
     weights, steps = torch.randn(size), [torch.randn(size) for _ in range(2)]

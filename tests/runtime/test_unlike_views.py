@@ -13,7 +13,7 @@ from in_one_process import close_all, networks, on_all, replicas
 
 from ratrain.cost.algorithms import ALGORITHMS, DIRECT
 from ratrain.cost.exchanges import exchange_of
-from ratrain.cost.scratch import NARROWED_ELEMENTS
+from ratrain.cost.scratch import ON_CPU
 from ratrain.program.kind import Lane
 from ratrain.runtime.step.exchange.collective import Tensors
 from ratrain.runtime.step.exchange.unlike_collective import Travel, gather_unlike_by
@@ -27,7 +27,7 @@ FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 @pytest.mark.parametrize(
     "dtypes", [(BF16, FP32), (FP32, FP16, FP16), (BF16, FP32, BF16, FP32)], ids=str
 )
-@pytest.mark.parametrize("elements", [64, NARROWED_ELEMENTS + 192])
+@pytest.mark.parametrize("elements", [64, ON_CPU.narrowed + 192])
 def test_each_holder_gets_every_part_in_its_own_dtype(
     dtypes: tuple[torch.dtype, ...], elements: int
 ) -> None:
@@ -54,7 +54,7 @@ def test_each_holder_gets_every_part_in_its_own_dtype(
 def test_a_part_reaches_a_holder_while_another_has_not_begun_to_receive(
     dtypes: tuple[torch.dtype, ...],
 ) -> None:
-    elements = 8 * NARROWED_ELEMENTS  # more than connections take that nobody reads
+    elements = 8 * ON_CPU.narrowed  # more than connections take that nobody reads
     masters = torch.ones(len(dtypes), elements)
     holders = tuple(range(len(dtypes)))
     crowd = networks(replicas(len(holders)), Routes((), (holders,)), (0,) * len(holders))
@@ -92,7 +92,7 @@ def test_a_collective_of_several_rounds_gives_every_part_in_its_receivers_dtype(
     rng = Random(seed)
     dtypes = tuple(rng.choice([FP32, BF16, FP16]) for _ in hosts)
     holders = tuple(range(len(hosts)))
-    masters = torch.randn(len(hosts), 3 * NARROWED_ELEMENTS // 4 + 64)
+    masters = torch.randn(len(hosts), 3 * ON_CPU.narrowed // 4 + 64)
     crowd = networks(replicas(len(hosts)), Routes((), (holders,)), hosts)
 
     def work(rank: int, network: SocketNetwork) -> torch.Tensor:
@@ -130,7 +130,7 @@ def test_pieces_on_their_way_take_what_the_proof_counts(
     """Every tensor that is made beside the views is watched, in all ranks."""
     hosts, holders = (0, 0, 1, 1), (0, 1, 2, 3)
     exchange = exchange_of(name, hosts)
-    masters = torch.randn(4, 2 * NARROWED_ELEMENTS)
+    masters = torch.randn(4, 2 * ON_CPU.narrowed)
     crowd = networks(replicas(4), Routes((), (holders,)), hosts)
 
     def work(rank: int, network: SocketNetwork) -> int:
@@ -157,4 +157,4 @@ def test_pieces_on_their_way_take_what_the_proof_counts(
         held = on_all(crowd, work)
     finally:
         close_all(crowd)
-    assert 0 < max(held) <= 2 * NARROWED_ELEMENTS
+    assert 0 < max(held) <= 2 * ON_CPU.narrowed

@@ -16,7 +16,7 @@ from launched import assert_same_end, loss_bits, made, start
 from runs_made import Setting, write_job
 from training import train
 
-from ratrain.cost.scratch import NARROWED_ELEMENTS
+from ratrain.cost.scratch import ON_CPU
 from ratrain.errors import SpecError
 from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.run_folder import RunFolder
@@ -32,8 +32,8 @@ BF16 = Setting(gradient_wire="bf16", boundary_wire="bf16")
 @given(
     length=st.one_of(
         st.integers(0, 2000),
-        st.integers(-3, 3).map(lambda more: NARROWED_ELEMENTS + more),
-        st.integers(-3, 3).map(lambda more: 3 * NARROWED_ELEMENTS + more),
+        st.integers(-3, 3).map(lambda more: ON_CPU.narrowed + more),
+        st.integers(-3, 3).map(lambda more: 3 * ON_CPU.narrowed + more),
     ),
     seed=st.integers(0, 99),
 )
@@ -95,7 +95,7 @@ def test_a_wire_type_changes_no_program_but_the_scratch_of_message_lanes(tmp_pat
         {unit.scratch_bytes for member in run.read_program().setup.members for unit in member.units}
         for run in (folders[None, None], folders["bf16", "bf16"])
     ]
-    assert scratch[1] == {size + 4 * 2 * NARROWED_ELEMENTS for size in scratch[0]}
+    assert scratch[1] == {size + 4 * 2 * ON_CPU.narrowed for size in scratch[0]}
 
 
 def test_plan_and_run_name_what_travels_in_bf16(tmp_path: Path) -> None:

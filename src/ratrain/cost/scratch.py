@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.runs_on import is_gpu
 
 CHUNK_BYTES = 1 << 20
 """Reductions go in pieces of this size."""
@@ -33,15 +34,14 @@ class Pieces:
     narrowed: int  # rounded for the network, or widened behind it
 
 
-PIECES = {
-    "cpu": Pieces(PRODUCT_ELEMENTS, 1 << 18, 1 << 18),
-    "cuda": Pieces(1 << 25, 1 << 24, 1 << 24),
-}
-PIECES["deferred"] = PIECES["mt3000"] = PIECES["cpu"]
-"""By what ranks compute on."""
-UPDATE_ELEMENTS = PIECES["cpu"].update
-NARROWED_ELEMENTS = PIECES["cpu"].narrowed
-"""On a CPU."""
+ON_CPU = Pieces(PRODUCT_ELEMENTS, 1 << 18, 1 << 18)
+_ON_GPU = Pieces(1 << 25, 1 << 24, 1 << 24)
+
+
+def pieces_on(kind: str) -> Pieces:
+    """By what ranks compute on, or by torch's type of a tensor's device."""
+    return _ON_GPU if is_gpu(kind) else ON_CPU
+
 
 RESIDUAL_ELEMENTS = 1 << 16
 """With error feedback, residuals are taken in pieces of this many elements, widened beside them on
@@ -86,15 +86,15 @@ def compute_scratch_bytes(
     gathered = rows * model.hidden * element_bytes * sequence_parallel
     wider = gradient_bytes is not None and gradient_bytes > element_bytes
     if kind == "embedding":
-        piece = min(PIECES[runs_on].product, rows * model.hidden) * 4 if wider else 0
+        piece = min(pieces_on(runs_on).product, rows * model.hidden) * 4 if wider else 0
         return piece + 2 * gathered + _looked_up_bytes(model, sequence, rows, element_bytes)
     widest = model.ffn if kind == "layer" else model.vocab
     if kind == "layer" and model.experts:
         widest *= tensor  # experts are not cut
     product = -(-max(widest, model.query_hidden) // tensor) * model.hidden
-    piece = 2 * min(PIECES[runs_on].product, product) * element_bytes if wider else 0
+    piece = 2 * min(pieces_on(runs_on).product, product) * element_bytes if wider else 0
     if kind == "head":
-        chunk = min(PIECES[runs_on].product, rows * model.vocab)
+        chunk = min(pieces_on(runs_on).product, rows * model.vocab)
         capped = 2 * 4 * chunk if model.logit_softcap else 0
         return rows * model.vocab * 4 // tensor + 3 * gathered + piece + capped
     sums = 0 if tensor == 1 else 3 * gathered or 2 * rows * model.hidden * element_bytes
@@ -206,7 +206,7 @@ def lanes_scratch_bytes(
     reduction = reduction_chunks(data)
     sums = 2 * (tensor - 1 + 2) if tensor > 1 else 0
     pieces = max(reduction, 2 if tied else 0) + sums
-    at_once = PIECES[runs_on]
+    at_once = pieces_on(runs_on)
     rounded = (4 * narrow_boundaries + unlike_views) * 2 * at_once.narrowed
     return (
         pieces * CHUNK_BYTES

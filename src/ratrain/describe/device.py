@@ -18,6 +18,7 @@ from ratrain.describe.amounts import (
 )
 from ratrain.describe.layer_profile import BlockCase, LayerProfile
 from ratrain.describe.on_chip import ChipNetwork
+from ratrain.describe.runs_on import runs_on_named
 from ratrain.describe.strict import FrozenMap, Rule, nearest
 from ratrain.describe.units import format_flops_rate
 from ratrain.errors import SpecError
@@ -144,9 +145,11 @@ class DeviceKind:
     lab: LabSpec | None = None  # left out: a lab cannot stand in for it
     # left out: other processors than those that compute move its bytes
     driving: Driving = BY_OTHERS
-    runs_on: Literal["cpu", "cuda"] = "cpu"  # what torch calls the devices that ranks compute on
+    # what ranks compute on: "cpu", "cuda", "deferred", "mt3000", or a device of your own
+    runs_on: Name = "cpu"
 
     def __post_init__(self) -> None:
+        runs_on_named(self.runs_on)
         if not self.tiers:
             raise SpecError("no tiers", place="tiers", fix="add [[device.tiers]]")
         if not self.rates and not self.layer_profile:

@@ -20,6 +20,7 @@ from ratrain.describe.backends import Backend, backend_named
 from ratrain.describe.cluster import ClusterSpec, Device
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.runs_on import AS_CLUSTER, is_gpu
 from ratrain.describe.strict import FrozenMap, Rule
 from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
 from ratrain.errors import SpecError
@@ -247,11 +248,12 @@ class JobSpec:
 
     @cached_property
     def runs_on(self) -> str:
-        """What torch calls the devices that its ranks compute on; of a mixed job, those whose ops
-        take more memory beside their states."""
-        if self.train.device != "auto":
+        """What its ranks compute on; of a mixed job, those whose ops take more memory beside their
+        states: GPUs, then CPUs in 16 bits."""
+        if self.train.device != AS_CLUSTER:
             return self.train.device
-        return "cuda" if any(kind.runs_on == "cuda" for kind in self.cluster.kinds) else "cpu"
+        kinds = {kind.runs_on for kind in self.cluster.kinds}
+        return min(kinds, key=lambda name: (not is_gpu(name), name != "cpu", name))
 
     def of_kind(self, kind: DeviceKind) -> JobSpec:
         """The job as devices of a kind see it: in the dtype that they compute in, beside others in

@@ -26,6 +26,7 @@ from ratrain.describe.optimizers import (
     Optimizer,
     optimizer_named,
 )
+from ratrain.describe.runs_on import AS_CLUSTER, runs_on_named
 from ratrain.describe.strict import FURTHER, Further, Rule
 from ratrain.describe.tuning import LoraSpec, Tuning
 from ratrain.errors import SpecError
@@ -78,8 +79,8 @@ class TrainSpec:
     lora: LoraSpec | None = None  # adapters are trained, the model's own weights are not
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
-    # auto: as the cluster says
-    device: Literal["auto", "cpu", "cuda", "deferred", "mt3000"] = "auto"
+    # what all ranks compute on, as [[device]] runs_on; auto: as the cluster file says of each
+    device: Name = AS_CLUSTER
     # on a GPU, where a rank computes whole replicas: compute is recorded and replayed (CUDA
     # graphs); their memory is under the budget's limit, but not in the proof
     graphs: bool = True
@@ -87,6 +88,8 @@ class TrainSpec:
 
     def __post_init__(self) -> None:
         kind = optimizer_named(self.optimizer).keys
+        if self.device != AS_CLUSTER:
+            runs_on_named(self.device, "device")
         if self.keys is None:
             object.__setattr__(self, "keys", kind())
 

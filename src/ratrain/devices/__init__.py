@@ -6,11 +6,10 @@ was given: an op is over then, on every kind of device alike.
 
 from ratrain.devices.cpu import CPU
 from ratrain.devices.device import Device, Mark, Memory, Stream
-from ratrain.devices.kinds import DEVICE_KINDS, device_of_kind, gpus_here, require_gpu
+from ratrain.devices.kinds import device_of_kind, gpus_here, require_gpu
 
 __all__ = [
     "CPU",
-    "DEVICE_KINDS",
     "Device",
     "Mark",
     "Memory",

@@ -49,3 +49,8 @@ class Cpu:
 
 
 CPU = Cpu()
+
+
+def made(_number: int) -> Cpu:
+    """It is one, whatever its number."""
+    return CPU

@@ -145,3 +145,12 @@ def _warm_up(place: torch.device) -> None:
     square = torch.ones(256, 256, device=place)
     torch.mm(square, square)
     torch.cuda.synchronize(place)
+
+
+def made(number: int) -> Cuda:
+    """The GPU of that number, if it is there."""
+    from ratrain.devices.kinds import require_gpu
+
+    prepare_environment()
+    require_gpu(number)
+    return Cuda(number)

@@ -83,7 +83,7 @@ class Device(Protocol):
 
     @property
     def kind(self) -> str:
-        """A name in `DEVICE_KINDS`."""
+        """A name in `ratrain.describe.runs_on.RUNS_ON`."""
         ...
 
     @property

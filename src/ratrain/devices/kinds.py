@@ -1,54 +1,20 @@
-"""The kinds of device that ranks can compute on, by name."""
+"""The device of a name and a number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 
 import torch
 
-from ratrain.devices.cpu import CPU
+from ratrain.describe.runs_on import runs_on_named
 from ratrain.devices.device import Device
 from ratrain.errors import SpecError
 
 
-def _cuda(number: int) -> Device:
-    from ratrain.devices.cuda import Cuda, prepare_environment
-
-    prepare_environment()
-    require_gpu(number)
-    return Cuda(number)
-
-
-def _deferred(number: int) -> Device:
-    from ratrain.devices.deferred import Deferred
-
-    return Deferred(number)
-
-
-def _mt3000(_: int) -> Device:
-    from ratrain.devices.mt3000 import MT3000
-
-    return MT3000()
-
-
-DEVICE_KINDS: dict[str, Callable[[int], Device]] = {
-    "cpu": lambda _: CPU,
-    "cuda": _cuda,
-    "deferred": _deferred,
-    "mt3000": _mt3000,
-}
-"""By name: what makes the device of a number, of those of its kind on this host."""
-
-
 def device_of_kind(kind: str, number: int = 0) -> Device:
     """A device; a `SpecError` where it is not there."""
-    if kind not in DEVICE_KINDS:
-        raise SpecError(
-            f"ranks cannot compute on devices of kind {kind!r}",
-            place="[train] device",
-            fix=f"choose one of {', '.join(DEVICE_KINDS)}",
-        )
-    return DEVICE_KINDS[kind](number)
+    module, _, function = runs_on_named(kind, "[train] device").made_by.partition(":")
+    return getattr(import_module(module), function)(number)
 
 
 def gpus_here() -> int:

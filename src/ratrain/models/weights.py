@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ratrain.models.functions.chunks import CHUNK_ELEMENTS, CPU_KERNELS, chunk_elements
+from ratrain.models.functions.chunks import CPU_KERNELS, ON_CPU, chunk_elements
 from ratrain.models.functions.rows import Rows
 from ratrain.models.parameters import Parameter, UnitParameters
 
@@ -293,7 +293,7 @@ def _add_rows(into: Tensor, rows: Tensor, gradient: Tensor) -> None:
             into.index_put_((rows[part],), wide, accumulate=True)
 
 
-def rows_at_once(width: int, elements: int = CHUNK_ELEMENTS["cpu"]) -> int:
+def rows_at_once(width: int, elements: int = ON_CPU) -> int:
     """Rows of so many elements that make at most `elements`, or one row. Left out: as on CPUs, by
     which ranks on all devices cut buckets."""
     rows = max(1, elements // width)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ratrain.describe.device import DeviceKind
+from ratrain.describe.runs_on import is_gpu
 
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _MODEL_NUMBER = re.compile(r"[a-z]+\d")  # of a100, t4, h200; not of 80g
@@ -39,7 +40,7 @@ def missing_here(
         if kind.is_processor:
             continue
         gpu = next((name for name in free if is_called(name, kind.name)), None)
-        if gpu is None or kind.runs_on != "cuda":
+        if gpu is None or not is_gpu(kind.runs_on):
             missing.append(kind)
         elif not shared:
             free.remove(gpu)

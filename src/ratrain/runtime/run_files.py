@@ -18,6 +18,7 @@ from ratrain.describe.amounts import (
     FileName,
     Message,
     Name,
+    Note,
     NotNegative,
     Tokens,
 )
@@ -154,6 +155,7 @@ class _Memory:
     allocated_peak_bytes: Bytes | None
     resident_bytes: Bytes | None
     product_peak_bytes: Bytes = 0  # runs of before have none
+    computes_on: Note = ""  # nor these
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import click
 
 from ratrain.cli.terminal.jobs import set_values
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import MOST_STEPS, PATH, Whole
+from ratrain.cli.terminal.options import MOST_STEPS, PATH, DeviceName, Whole
 
 if TYPE_CHECKING:
     from ratrain.check.report import Report
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 _COMMAND = "ratrain check"
 _PATIENT = ("train.timeout=2h", "train.graphs=false")
 """Comparing takes long, and operators that a graph replays are not seen."""
-_KINDS = ("cpu", "cuda", "deferred", "mt3000")
 
 
 @click.command()
 @click.argument("job", type=PATH, required=False)
 @click.option(
     "--device",
-    type=click.Choice(_KINDS),
+    type=DeviceName(),
     help="Compare devices of this kind. [default: the job's; of --replay the kept call's]",
 )
 @click.option(

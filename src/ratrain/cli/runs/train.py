@@ -14,7 +14,7 @@ from ratrain.cli.runs.prepared_run import show_commands
 from ratrain.cli.runs.run_report import show_report
 from ratrain.cli.terminal import completion
 from ratrain.cli.terminal.jobs import set_values
-from ratrain.cli.terminal.options import MOST_STEPS, PATH, Whole
+from ratrain.cli.terminal.options import MOST_STEPS, PATH, DeviceName, Whole
 from ratrain.errors import SAVED_NOT_FINISHED
 
 if TYPE_CHECKING:
@@ -96,9 +96,9 @@ _COMMAND = "ratrain train"
 @click.option("--restart-data", is_flag=True, help="With --from: read the text anew.")
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "cuda", "deferred", "mt3000"]),
+    type=DeviceName(),
     help="What ranks compute on; deferred is a CPU that finds missing order, mt3000 one with the "
-    "sums of an MT-3000's kernels. [default: the job's "
+    "sums of an MT-3000's kernels; or a declared one of your own. [default: the job's "
     "[train] device, else what its cluster file says: cpu where it says nothing]",
 )
 @click.option("--share-gpu", is_flag=True, help="Let several ranks of a host compute on one GPU.")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from ratrain.cli.terminal.mistakes import name_of
 from ratrain.errors import SpecError
@@ -38,6 +39,31 @@ class FilePath(click.Path):
                 fix="give a file's name; ./- is a file called -, and /dev/stdout prints",
             )
         return super().convert(value, param, ctx)
+
+
+class DeviceName(click.ParamType[str]):
+    """What ranks compute on, by its name."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name of a declared one."""
+        from ratrain.describe.runs_on import runs_on_named
+
+        place = f"{ctx.command_path if ctx else 'ratrain'} {name_of(param, ctx)}"
+        return runs_on_named(str(value), place).name
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """The built-in ones."""
+        return "[cpu|cuda|deferred|mt3000|...]"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """All that are declared."""
+        from ratrain.describe.runs_on import RUNS_ON
+
+        return [CompletionItem(name) for name in RUNS_ON if name.startswith(incomplete)]
 
 
 class Whole(click.IntRange):

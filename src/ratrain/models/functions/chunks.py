@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
-"""By the kind of device; `cost.scratch` counts the same."""
+from ratrain.describe.runs_on import is_gpu
+
+ON_CPU, _ON_GPU = 1 << 20, 1 << 25
+"""`cost.scratch` counts the same."""
 CPU_KERNELS = ("cpu", "deferred")
 """Kinds of device whose operators are the CPU's."""
 
 
 def chunk_elements(tensor: Tensor) -> int:
     """Of the device that a tensor is on."""
-    return CHUNK_ELEMENTS.get(tensor.device.type, CHUNK_ELEMENTS["cpu"])
+    return _ON_GPU if is_gpu(tensor.device.type) else ON_CPU

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratrain.describe.job import JobSpec
+from ratrain.describe.runs_on import is_gpu
 from ratrain.devices import CPU, Device, device_of_kind, gpus_here
 from ratrain.runtime.device_kinds import device_kinds
 from ratrain.runtime.run_folder import RunSpec
@@ -16,7 +17,7 @@ def own_device(job: JobSpec, spec: RunSpec, rank: int, hosts: Sequence[int]) -> 
     kinds = device_kinds(job, spec)
     place = hosts[rank], kinds[rank]
     number = [(hosts[other], kinds[other]) for other in range(rank)].count(place)
-    if job.train.share_gpu and kinds[rank] == "cuda":
+    if job.train.share_gpu and is_gpu(kinds[rank]):
         number %= max(1, gpus_here())
     return _as_checked(device_of_kind(kinds[rank], number), spec, rank)
 

@@ -128,6 +128,7 @@ class RankRun:
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
         self.ledgers = ledgers_of(self.schedule)
         self.ledger = self.ledgers.device
+        self._computes_on = device.words
         self.states: RankStates = rank_states(
             self.schedule,
             spec.seats,
@@ -347,6 +348,7 @@ class RankRun:
             "allocated_peak_bytes": self._allocator.peak_bytes if self._allocator.counts else None,
             "product_peak_bytes": self._allocator.product_peak_bytes,
             "resident_bytes": resident_bytes(),
+            "computes_on": self._computes_on,
         }
 
     def _take(self, step: int, reports: Round, counted_ahead: int) -> None:

@@ -36,8 +36,8 @@ STOP, END = "stop", "end"
 BEAT, BEAT_EVERY_S = "\x16", 0.5
 """A line that says on stderr that the host is alive, and how often; a `HostState` may follow."""
 _LOOK_EVERY_S, _LOOK_S = 0.1, 0.02
-_NEXT_EPISODE_S = 120.0
-"""How long ranks that have lost another wait to be told how they go on."""
+_NEXT_EPISODE_S = 3600.0
+"""How long ranks that have lost another wait to be told how they go on: who orders may plan."""
 _LAST_WORDS_S = 10.0
 """How long ranks may go on after one of them has failed: they find out, say so, and end."""
 
@@ -110,25 +110,31 @@ class _Following:
     def ends(self) -> list[RankEnd]:
         """How each of them ended: by itself, or here, some time after another had failed."""
         failed_s: float | None = None
-        patience_s = _NEXT_EPISODE_S if self._goes_on else _LAST_WORDS_S
         processes = self._processes
         try:
             with passed_on(self._stop):
                 if self._follows:
                     threading.Thread(target=self._take_orders, daemon=True).start()
                     threading.Thread(target=self._beat, daemon=True).start()
-                while processes.running or (self._goes_on and processes.failed):
-                    if self._asked and processes.failed:
-                        break
+                while processes.running or self._may_go_on:
                     self._follow()
                     failed_s = (failed_s or time.monotonic()) if processes.failed else None
+                    patience_s = _NEXT_EPISODE_S if self._may_go_on else _LAST_WORDS_S
                     if failed_s is not None and time.monotonic() - failed_s > patience_s:
+                        break
+                    if self._asked and processes.failed and self._goes_on:
                         break
                     time.sleep(_LOOK_S if self._goes_on else _LOOK_EVERY_S)
             return processes.end()
         except BaseException:
             processes.kill()
             raise
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether a rank was lost when all were training, and nobody has asked for an end."""
+        processes = self._processes
+        return self._goes_on and processes.failed and processes.train and not self._asked
 
     def _stop(self) -> None:
         self._asked = True
@@ -172,7 +178,7 @@ class _Following:
                 table = as_table(*parse_json(order, "the launcher's order"))
                 self._episodes.put(load(HostEpisode, *table))
                 continue
-            wanted = 2 if order.strip() == END else 1
+            wanted = 2 if order.strip() == END and not self._processes.failed else 1
             while asked < wanted:
                 asked += 1
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
+from ratrain.describe.runs_on import AS_CLUSTER, RUNS_ON, is_gpu
 from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import Infeasible
 from ratrain.profile.doubt import processors
@@ -35,7 +36,7 @@ def require_machine(
     # The cluster file may have changed since the run began: what it no longer has is not known.
     kinds = [members[number].kind for number in spec.device_numbers if number < len(members)]
     place = f"{job.path} [cluster]"
-    if job.train.device == "auto" and not all(kind.is_processor for kind in kinds):
+    if job.train.device == AS_CLUSTER and not all(kind.is_processor for kind in kinds):
         gpus = gpu_names()
         missing = missing_here(kinds, gpus, shared=job.train.share_gpu)
         if missing:
@@ -62,7 +63,7 @@ def _room_problem(kinds: Sequence[str], spec: RunSpec, peak_bytes: Sequence[int]
         return ""
     ranks = len(kinds)
     peaks = [
-        0 if kind == "cuda" else peak_bytes[seat.program_rank]
+        peak_bytes[seat.program_rank] if RUNS_ON[kind].in_host_memory else 0
         for seat, kind in zip(spec.seats.all(), kinds, strict=True)
     ]
     needed = sum(peaks) + ranks * PROCESS_BYTES
@@ -93,7 +94,7 @@ def _here(gpus: Sequence[str]) -> str:
 
 def _kind_words(kind: DeviceKind, gpus: Sequence[str]) -> str:
     """What may be wrong in the cluster file with a kind that was not found here."""
-    if kind.runs_on != "cuda" and any(is_called(gpu, kind.name) for gpu in gpus):
+    if not is_gpu(kind.runs_on) and any(is_called(gpu, kind.name) for gpu in gpus):
         return f'or add runs_on = "cuda" to the [[device]] {kind.name}'
     return (
         f'if {kind.name} is a processor of the host, call its memory "RAM", not '

@@ -141,6 +141,8 @@ class Hosts:
                 return False  # others wait for it, in connections that are whole
             if failed_s is None and failed:
                 failed_s = time.monotonic()
+            for shell in shells:
+                shell.end_waiting()
             if failed_s is not None and time.monotonic() - failed_s > _LAST_WORDS_S:
                 return False
             time.sleep(_LOOK_S if goes_on else _LOOK_EVERY_S)
@@ -154,7 +156,7 @@ class _Shell:
         self.host, self._tell = command.host, tell
         self._heard_s: float | None = None  # it has begun, and was alive then
         self._state, self._told = HostState(), 0
-        self.lost = self.trained = False
+        self.lost = self.trained = self._ending = False
         words = [*rsh, command.target, shlex.join(command.words)]
         try:
             self._child = subprocess.Popen(
@@ -233,6 +235,12 @@ class _Shell:
         self._child.wait()
         if not self.lost:
             self._reader.join(_GRACE_S)
+
+    def end_waiting(self) -> None:
+        """Where ranks were lost that trained, nobody waits for another episode any longer."""
+        if self._is_news and self._state.failed and self._state.train and not self._ending:
+            self._ending = True
+            self.order(END)
 
     def kill(self) -> None:
         """Ends it at once; its host may not answer any more."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ratrain.cost.scratch import PIECES
+from ratrain.cost.scratch import pieces_on
 from ratrain.runtime.step.optimizer import LossScale
 
 
 def is_finite(gradient: Tensor) -> bool:
     """Whether no element is infinite or NaN. Memory beside it: that of a chunk."""
-    elements = PIECES[gradient.device.type].update
+    elements = pieces_on(gradient.device.type).update
     return all(bool(chunk.isfinite().all()) for chunk in gradient.split(elements))
 
 

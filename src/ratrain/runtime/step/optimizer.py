@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ratrain.cost.scratch import PIECES
+from ratrain.cost.scratch import pieces_on
 from ratrain.describe.optimizers import Held, Matrix, Step, matrices_of_stack
 from ratrain.describe.train import TrainSpec
 from ratrain.models.parameters import ALIGN, UnitParameters
@@ -64,7 +64,7 @@ class OwnedPart:
 
     def _pieces(self) -> Iterator[Piece]:
         """Windows of the part, each wholly inside or outside the decaying elements."""
-        elements = PIECES[self.weights.device.type].update
+        elements = pieces_on(self.weights.device.type).update
         middle = min(max(self.decay_end, self.begin), self.end)
         for begin, end, decays in ((self.begin, middle, True), (middle, self.end, False)):
             for at in range(begin, end, elements):

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ratrain.cost.scratch import PIECES
+from ratrain.cost.scratch import pieces_on
 from ratrain.describe.train import TrainSpec
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
@@ -186,7 +186,7 @@ class StateOps:
         matrix counts once, as embedding; a part that a whole tensor group has, on one of it."""
         total = torch.zeros((), dtype=torch.float64, device=self._states.device)
         # At once as many as, in fp64 and with their squares, are what the optimizer widens later.
-        elements = PIECES[total.device.type].update // 4
+        elements = pieces_on(total.device.type).update // 4
         tied = self._setup.tied and unit.local.last
         for piece in counted_once(unit) if tied else unit.counted:
             for part in self._reduced(unit, piece).split(elements):

@@ -67,6 +67,7 @@ def from_here(path: Path) -> Path:
 
 def launchable(asked: Asked) -> Launchable:
     """The run, prepared where it was none; what is told of that goes to stderr."""
+    from ratrain.describe.runs_on import is_gpu
     from ratrain.engines.groups import Launchable, groups_of
     from ratrain.plan import load_job
     from ratrain.runtime.rank.devices import device_kinds
@@ -83,7 +84,7 @@ def launchable(asked: Asked) -> Launchable:
         groups_of((host.device, len(host.ranks)) for host in hosts),
         asked.python,
         spec.threads,
-        "cuda" in device_kinds(job, spec),
+        any(map(is_gpu, device_kinds(job, spec))),
         len(job.cluster.spec.device),
     )
 

@@ -8,6 +8,7 @@ from statistics import fmean
 
 import torch
 
+from ratrain.cost.scratch import pieces_on
 from ratrain.describe.train import TrainSpec
 from ratrain.devices import Device, Memory
 from ratrain.models.tensor_group import TensorGroup
@@ -28,8 +29,8 @@ LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
-_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25, "deferred": 1 << 20, "mt3000": 1 << 20}
-"""Elements of the piece on which the optimizer is timed: a few of what it takes at once."""
+_PIECES_TIMED = 4
+"""The optimizer is timed on as many of the pieces that it takes at once."""
 
 
 def unit_times(
@@ -114,7 +115,7 @@ def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
     linearly extrapolated to the whole."""
     if states.gradient_dtype == states.wire.gradients or not unit.trained:
         return 0.0
-    count = min(_UPDATED[device.place.type], unit.padded)
+    count = min(_PIECES_TIMED * pieces_on(device.place.type).update, unit.padded)
     wire, residual = states.wire.gradients, None
     if unit.residual is not None:
         residual = Residual(torch.zeros(count, device=states.device))
@@ -143,7 +144,7 @@ def _update_here_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
     if not unit.trained:
         return 0.0
     part = max(unit.parts, key=lambda part: part.end - part.begin)
-    run = slice(0, min(_UPDATED[device.place.type], part.end - part.begin))
+    run = slice(0, min(_PIECES_TIMED * pieces_on(device.place.type).update, part.end - part.begin))
     matrices = [max(part.parameters, key=lambda each: each.elements)] if train.rule.whole else []
     if matrices:
         run = matrices[0].run

@@ -312,4 +312,5 @@ def _memory(
         ),
         "product_peak_bytes": recorded.get("product_peak_bytes"),
         "resident_bytes": most("resident_bytes", lambda row: row["resident_bytes"]),
+        "computes_on": recorded.get("computes_on") or None,
     }

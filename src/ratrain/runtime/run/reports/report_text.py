@@ -185,9 +185,23 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
     items = sorted(grouped(worst["bound_items"]).items(), key=lambda item: -item[1])
     parts = ", ".join(f"{group_name(key)} {format_bytes(size)}" for key, size in items)
     yield from wrapped(f"rank {worst['rank']} at its peak: {parts}")
+    yield from _computed_on(rows)
     yield from _uncounted(rows)
     yield from _products(rows)
     yield from _beyond_the_proof(rows)
+
+
+def _computed_on(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What ranks computed on, where it was not the same on all."""
+    ranks = dict[str, list[int]]()
+    for row in rows:
+        ranks.setdefault(row["computes_on"], []).append(row["rank"])
+    if len(ranks) > 1:
+        parts = (
+            f"rank {', '.join(map(str, some[:_SHOWN_RANKS]))} on {on or 'what is not known'}"
+            for on, some in ranks.items()
+        )
+        yield from wrapped("computed: " + "; ".join(parts))
 
 
 def _uncounted(rows: list[dict[str, Any]]) -> Iterator[str]:

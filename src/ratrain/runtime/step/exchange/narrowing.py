@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ratrain.cost.scratch import PIECES
+from ratrain.cost.scratch import pieces_on
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def narrowed(wide: Tensor, dtype: torch.dtype) -> Tensor:
     that dtype. Memory beside it: a piece."""
     if wide.dtype == dtype:
         return wide
-    narrow, elements = wide.view(dtype)[: len(wide)], PIECES[wide.device.type].narrowed
+    narrow, elements = wide.view(dtype)[: len(wide)], pieces_on(wide.device.type).narrowed
     for begin in range(0, len(wide), elements):
         end = min(begin + elements, len(wide))
         # A rounded element is stored before where it was read: nothing unread is overwritten.
@@ -40,7 +40,7 @@ def widen_from_front(wide: Tensor, narrow: Tensor) -> None:
     """Makes a flat tensor of narrow values in the first part of its own memory (`narrowed`)."""
     if narrow is wide:
         return
-    elements = PIECES[wide.device.type].narrowed
+    elements = pieces_on(wide.device.type).narrowed
     for begin in reversed(range(0, len(wide), elements)):
         end = min(begin + elements, len(wide))
         # What a widened element is stored over was read before, or is its own: from the end on.
@@ -58,7 +58,7 @@ def widen(wide: Tensor, dtype: torch.dtype) -> None:
     narrow = landing_place(wide, dtype)
     if narrow is wide:
         return
-    elements = PIECES[wide.device.type].narrowed
+    elements = pieces_on(wide.device.type).narrowed
     for begin in range(0, len(wide), elements):
         end = min(begin + elements, len(wide))
         # A widened element ends in front of the next narrow one: nothing unread is overwritten.

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from ratrain.cost.exchanges import Exchange, Turn
-from ratrain.cost.scratch import NARROWED_ELEMENTS
+from ratrain.cost.scratch import ON_CPU
 from ratrain.runtime.step.exchange.collective import Step, Swap, wave
 from ratrain.runtime.step.exchange.unlike_views import UnlikeView
 
 WIDE = torch.float32
-_ROOM_BYTES = 2 * NARROWED_ELEMENTS
+_ROOM_BYTES = 2 * ON_CPU.narrowed
 
 Dtypes = tuple[torch.dtype, ...]
 

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ratrain.cost.scratch import NARROWED_ELEMENTS
+from ratrain.cost.scratch import ON_CPU
 from ratrain.runtime.seats import Holders
 
 
@@ -59,4 +59,4 @@ class UnlikeView:
 
 def rounded_elements(rooms: int) -> int:
     """Of a piece, where so many are rounded at once."""
-    return max(1, NARROWED_ELEMENTS // max(1, rooms))
+    return max(1, ON_CPU.narrowed // max(1, rooms))
