@@ -41,7 +41,7 @@ from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join, told_by_al
 from ratrain.runtime.rank.joining.seating import seated
 from ratrain.runtime.rank.live import NOTHING, Kept, LiveReader, LiveStates, live_states
 from ratrain.runtime.rank.metrics import MetricsLog, StepRows, validation_row
-from ratrain.runtime.rank.orders import TRAINS, Orders
+from ratrain.runtime.rank.orders import MEETS, TRAINS, Orders
 from ratrain.runtime.rank.rank_log import RankLog
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
@@ -124,6 +124,8 @@ class Episode:
         reading = read_run(folder)
         timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
         launch, secret = self._launch, _secret(folder, reading)
+        if self._process.orders is not None:
+            self._process.orders.say(MEETS)
         rendezvous = join(launch, secret, timeout_s)
         if launch.place is not None:
             rendezvous = seated(rendezvous, launch, folder, reading, secret, timeout_s)

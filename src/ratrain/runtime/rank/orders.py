@@ -1,6 +1,7 @@
 """What a launcher and one of its ranks tell each other, over a socket that the rank inherits.
 
-    rank -> launcher   "trains"     its steps begin
+    rank -> launcher   "meets"      it looks for the other ranks
+                       "trains"     its steps begin
                        "back"       its lanes are called back, after a loss; it waits
     launcher -> rank   "back"       another rank is lost: call lanes back
                        {"rank", "world_size", "ranks_here", "address", "port"}
@@ -26,7 +27,7 @@ from ratrain.readers.json import as_table, parse_json
 from ratrain.readers.numbers import is_number
 from ratrain.runtime.environment import ORDERS, Launch
 
-TRAINS, BACK = "trains", "back"
+MEETS, TRAINS, BACK = "meets", "trains", "back"
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,12 @@ class HostEpisode:
 @dataclass(frozen=True)
 class HostState:
     """What a host says of its ranks, a line each time it changes. `episode`: how many further ones
-    it was told of; `train`: the steps of all have begun; `failed`: some have failed, or lost
-    others; `back`: those that live wait for the next episode, `waiting` of them."""
+    it was told of; `meet`: all look for the others; `train`: the steps of all have begun; `failed`:
+    some have failed, or lost others; `back`: those that live wait for the next episode, `waiting`
+    of them."""
 
     episode: int = 0
+    meet: bool = False
     train: bool = False
     failed: bool = False
     back: bool = False
@@ -152,7 +154,12 @@ class _Following:
                 number += 1
         failed = processes.failed
         state = HostState(
-            number, processes.train, failed, failed and processes.are_back, processes.waiting
+            number,
+            processes.meet,
+            processes.train,
+            failed,
+            failed and processes.are_back,
+            processes.waiting,
         )
         if state != self._state and self._follows:
             self._state = state

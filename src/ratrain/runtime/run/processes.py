@@ -23,7 +23,7 @@ from ratrain.errors import RunFailed, SpecError, TransportError
 from ratrain.readers.files import unwritable
 from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT
-from ratrain.runtime.rank.orders import BACK, TRAINS, Order, words_of
+from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order, words_of
 from ratrain.runtime.rank.stop import END_AT_ONCE
 from ratrain.runtime.run_folder import RunFolder
 
@@ -107,6 +107,11 @@ class RankProcesses:
     def failed(self) -> bool:
         """Whether any rank has failed, or lost another."""
         return any(child.process.poll() or BACK in child.said for child in self._children)
+
+    @property
+    def meet(self) -> bool:
+        """Whether all ranks look for each other, or have met."""
+        return all(MEETS in child.said for child in self._children)
 
     @property
     def train(self) -> bool:

@@ -32,6 +32,8 @@ _LAST_WORDS_S = 20.0
 """How long other hosts may go on after one has failed; their ranks find out and end by
 themselves."""
 _GRACE_S = 10.0
+_JOIN_S = 60.0
+"""How long hosts that are taken in may take until their ranks look for the others."""
 SILENT_S = 2.0
 LOST = 255
 """The status of a host that is lost, as ssh has it."""
@@ -53,11 +55,13 @@ class HostCommand:
 @dataclass(frozen=True)
 class Everywhere:
     """How the commands of hosts ended: each one's exit status; whether they were asked to stop;
-    whether those that run still can go on in a further episode."""
+    whether those that run still can go on in a further episode; whether they train, and others are
+    to be taken in."""
 
     statuses: dict[str, int]
     asked: bool
     can_go_on: bool = False
+    joined: bool = False
 
 
 class Hosts:
@@ -67,6 +71,7 @@ class Hosts:
     def __init__(self, commands: Sequence[HostCommand], rsh: Sequence[str], tell: Tell) -> None:
         self._rsh, self._tell = rsh, tell
         self._shells: dict[str, _Shell] = {}
+        self._joining: dict[str, _Shell] = {}  # of the next episode
         self._asked = threading.Event()
         try:
             for command in commands:
@@ -75,18 +80,36 @@ class Hosts:
             self.close()
             raise
 
-    def wait(self, *, goes_on: bool = False) -> Everywhere:
+    @property
+    def names(self) -> list[str]:
+        return list(self._shells)
+
+    def wait(self, others: threading.Event, *, goes_on: bool = False) -> Everywhere:
         """Until all have ended, or some time after one has failed; with `goes_on` at once where all
-        were training by then."""
+        were training by then, and where `others` are to be taken in while all train."""
         with passed_on(self._stop):
-            can_go_on = self._wait(goes_on=goes_on)
+            can_go_on = self._wait(others, goes_on=goes_on)
         if not can_go_on:
             self.close()
         statuses = {
             host: shell.status if not shell.running else TransportError.exit_code
             for host, shell in self._shells.items()
         }
-        return Everywhere(statuses, self._asked.is_set(), can_go_on)
+        joined = can_go_on and not any(shell.failed for shell in self._shells.values())
+        return Everywhere(statuses, self._asked.is_set(), can_go_on, joined)
+
+    def prepare(self, commands: Sequence[HostCommand]) -> None:
+        """Starts those of the next episode's hosts that have no ranks yet, while the others train;
+        returns when theirs look for the others, or something has failed."""
+        for command in commands:
+            if command.host not in self._shells:
+                self._joining[command.host] = _Shell(command, self._rsh, self._tell)
+        end_s = time.monotonic() + _JOIN_S
+        joining, shells = self._joining.values(), self._shells.values()
+        while not all(shell.meets for shell in joining) and time.monotonic() < end_s:
+            if any(shell.failed for shell in (*joining, *shells)):
+                return
+            time.sleep(_LOOK_S)
 
     def call_back(self) -> list[str]:
         """Ends the episode; the hosts whose ranks wait for the next one. Others are given up."""
@@ -108,17 +131,23 @@ class Hosts:
     def go_on(self, commands: Sequence[HostCommand]) -> None:
         """The next episode, on these hosts."""
         wanted = {command.host: command for command in commands}
+        joining = {host: shell for host, shell in self._joining.items() if shell.running}
+        self._joining.clear()
         for host in self._shells.keys() - wanted.keys():
             self._shells.pop(host).end()
         for host, command in wanted.items():
             if host in self._shells:
                 self._shells[host].begin(command.episode)
+            elif host in joining:
+                self._shells[host] = joining.pop(host)
             else:
                 self._shells[host] = _Shell(command, self._rsh, self._tell)
+        for shell in joining.values():
+            shell.end()
 
     def close(self) -> None:
         """Ends what still runs."""
-        for shell in self._shells.values():
+        for shell in (*self._shells.values(), *self._joining.values()):
             shell.end()
 
     def _stop(self) -> None:
@@ -126,7 +155,7 @@ class Hosts:
         for shell in self._shells.values():
             shell.order(STOP)
 
-    def _wait(self, *, goes_on: bool) -> bool:
+    def _wait(self, others: threading.Event, *, goes_on: bool) -> bool:
         """For all to end; not for long once one has failed. Whether others can go on."""
         failed_s: float | None = None
         shells = self._shells.values()
@@ -137,6 +166,8 @@ class Hosts:
             trains = all(shell.trained for shell in shells)
             if failed and goes_on and trains and not self._asked.is_set():
                 return any(shell.running for shell in shells)
+            if others.is_set() and trains and not failed and not self._asked.is_set():
+                return all(shell.running for shell in shells)
             if any(shell.lost for shell in shells):
                 return False  # others wait for it, in connections that are whole
             if failed_s is None and failed:
@@ -194,6 +225,11 @@ class _Shell:
         return self._is_news and self._state.back
 
     @property
+    def meets(self) -> bool:
+        """Whether its ranks look for the others."""
+        return self._is_news and self._state.meet
+
+    @property
     def _is_news(self) -> bool:
         """Whether what it said last is of the episode that it was told of last."""
         return self._state.episode == self._told
@@ -247,21 +283,17 @@ class _Shell:
         self._child.kill()
         self._child.wait()
 
-    def _hears_state(self, line: str) -> bool:
-        """Whether a line is what a host says of its ranks."""
-        _, _, said = line.strip().partition(BEAT)
-        if not said.startswith("{"):
-            return False
-        self._state = load(HostState, *as_table(*parse_json(said, self.host)))
-        self.trained |= self._is_news and self._state.train
-        return True
-
     def _pass_on(self, stream: IO[str]) -> None:
         for line in stream:
-            if BEAT in line:
+            said, beat, state = line.partition(BEAT)
+            if beat:  # behind what a rank has printed of a line by then
                 self._heard_s = time.monotonic()
-                if self._hears_state(line):
-                    continue
-            said = line.replace(BEAT, "").rstrip()
-            if said or BEAT not in line:
-                self._tell(f"{self.host}: {said}")
+                if state.startswith("{"):
+                    self._take(state)
+            if said.strip():
+                self._tell(f"{self.host}: {said.rstrip()}")
+
+    def _take(self, state: str) -> None:
+        """What the host says of its ranks."""
+        self._state = load(HostState, *as_table(*parse_json(state, self.host)))
+        self.trained |= self._is_news and self._state.train

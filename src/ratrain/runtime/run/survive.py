@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ratrain.describe.job import JobSpec
-from ratrain.errors import SAVED_NOT_FINISHED, RatrainError, RunFailed
+from ratrain.errors import SAVED_NOT_FINISHED, CheckpointError, RatrainError, RunFailed
 from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
 from ratrain.runtime.run.prepare import RunRequest
@@ -26,7 +27,9 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 _WITHOUT = "cluster.without"
 ANSWER_S, LOOK_S = 10.0, 2.0
-"""A host that takes longer to answer is taken for lost: when nothing runs; while others wait."""
+"""A host that takes longer to answer is taken for lost: when nothing runs; while others do."""
+LOOK_EVERY_S = 5.0
+"""How often hosts that the run does without are asked whether they are back."""
 
 
 @dataclass(frozen=True)
@@ -47,26 +50,77 @@ class Surviving:
         """Runs to the end, or until it was asked to stop, or has failed once more than it may be
         restarted; the exit status."""
         hosts: Hosts | None = None
+        left, looks = restarts, True
         try:
-            for left in range(restarts, -1, -1):
+            while True:
                 hosts = hosts or Hosts(self.commands(), self.rsh, self.tell)
-                ended = hosts.wait(goes_on=self.goes_on and left > 0)
+                with self._looking(looks=looks) as returned:
+                    ended = hosts.wait(returned, goes_on=self.goes_on and left > 0)
+                if ended.joined:
+                    looks = self._take_in(hosts)
+                    continue
                 status = worst_status(ended.statuses.values())
                 if not ended.can_go_on:
                     hosts = None
                     if status in (0, SAVED_NOT_FINISHED) or ended.asked or not left:
                         return status
-                self.tell(f"{_words(ended)}; start {restarts - left + 2} of {restarts + 1}")
+                left, looks = left - 1, True
+                self.tell(f"{_words(ended)}; start {restarts - left + 1} of {restarts + 1}")
                 if hosts is None:
                     self._plan_for_those_there(self._lost())
-                    continue
-                there = hosts.call_back()
-                self._plan_for_those_there(self._lost(there, LOOK_S))
-                hosts.go_on(self.commands())
+                else:
+                    self._go_on(hosts)
         finally:
             if hosts is not None:
                 hosts.close()
-        raise AssertionError("the last start returns")
+
+    def _go_on(self, hosts: Hosts) -> None:
+        """After a loss: without the hosts that were given up, which may be taken in later."""
+        before = set(hosts.names)
+        there = hosts.call_back()
+        spec = self.folder.read_spec()
+        asked = _as_asked(spec)
+        gone = _left_out(asked, spec) | (before - set(there))
+        lost = tuple(name for name in self.targets if name in gone)
+        if lost and asked.layout is not None:
+            lost = self._lost(there, LOOK_S)
+        self._plan_for_those_there(lost)
+        hosts.go_on(self.commands())
+
+    def _take_in(self, hosts: Hosts) -> bool:
+        """Hosts that are back: the run is planned anew and their processes begin while the others
+        train; these are called back when all can meet. Whether that was possible."""
+        try:
+            self._plan_for_those_there(self._lost(hosts.names, LOOK_S))
+        except CheckpointError:  # which ranks have just removed: there are newer ones
+            return True
+        except RatrainError as error:
+            self.tell(f"hosts that are back are not taken in: {error.what}")
+            return False
+        hosts.prepare(self.commands())
+        hosts.call_back()
+        hosts.go_on(self.commands())
+        return True
+
+    @contextmanager
+    def _looking(self, *, looks: bool) -> Generator[threading.Event]:
+        """An event that comes when a host answers that the run does without."""
+        returned, over = threading.Event(), threading.Event()
+        spec = self.folder.read_spec()
+        left_out = _left_out(_as_asked(spec), spec) & set(self.targets)
+
+        def look() -> None:
+            there = set(self.targets) - left_out
+            while not over.wait(LOOK_EVERY_S):
+                if set(self._lost(there, LOOK_S)) != left_out:
+                    returned.set()
+                    return
+
+        thread = threading.Thread(target=look, daemon=True)
+        if looks and left_out and self.goes_on:
+            thread.start()
+        yield returned
+        over.set()
 
     def _plan_for_those_there(self, lost: tuple[str, ...]) -> None:
         """Gives the run another program, where other hosts are there than it has one for."""
