@@ -28,6 +28,7 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 _WITHOUT = "cluster.without"
 ANSWER_S, LOOK_S = 10.0, 2.0
 """A host that takes longer to answer is taken for lost: when nothing runs; while others do."""
+_TRIES = 10
 LOOK_EVERY_S = 5.0
 """How often hosts that the run does without are asked whether they are back."""
 
@@ -90,13 +91,16 @@ class Surviving:
     def _take_in(self, hosts: Hosts) -> bool:
         """Hosts that are back: the run is planned anew and their processes begin while the others
         train; these are called back when all can meet. Whether that was possible."""
-        try:
-            self._plan_for_those_there(self._lost(hosts.names, LOOK_S))
-        except CheckpointError:  # which ranks have just removed: there are newer ones
-            return True
-        except RatrainError as error:
-            self.tell(f"hosts that are back are not taken in: {error.what}")
-            return False
+        lost = self._lost(hosts.names, LOOK_S)
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                self._plan_for_those_there(lost)
+                break
+            except RatrainError as error:
+                # Ranks remove checkpoints meanwhile: there are newer ones.
+                if not (isinstance(error, CheckpointError) and tries_left):
+                    self.tell(f"hosts that are back are not taken in: {error.what}")
+                    return False
         hosts.prepare(self.commands())
         hosts.call_back()
         hosts.go_on(self.commands())

@@ -80,7 +80,7 @@ def command(
 
     With --restarts it goes on by itself after a failure: with the ranks that are left and
     what they hold, where they were training. Hosts that do not answer are left out: the run
-    is planned anew for the others, and again after a failure when they are back.
+    is planned anew for the others, and again when they are back.
 
     \b
     Examples (the word hosts may be left out):
