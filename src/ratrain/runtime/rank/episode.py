@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,7 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
 from ratrain.runtime.seats import Seat, parts_of_units
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.allocator import memory_of
+from ratrain.runtime.step.away import Tier
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.ops import RankOps
@@ -150,6 +152,8 @@ class Episode:
         if not self._run.call_back():
             return False
         self._process.kept = self._run.kept()
+        if self._process.memory is not None:
+            self._process.memory.limit(_NO_LIMIT)
         return True
 
     def close(self) -> None:
@@ -157,8 +161,6 @@ class Episode:
         self._run = None
         self._closing.close()
         gc.collect()  # gradients and activations
-        if self._process.memory is not None:
-            self._process.memory.limit(_NO_LIMIT)
 
     def _trained(self, context: RankContext, rendezvous: Rendezvous) -> bool:
         process, rank = self._process, context.seat.world_rank
@@ -185,17 +187,7 @@ class Episode:
         self._closing.callback(telling.close)
         if live:
             telling.of_survivors(live)
-        tiers = self._closing.enter_context(
-            tiers_of(
-                context.program,
-                context.seat,
-                device,
-                lambda: disk_folder(context.job, context.spec.device_numbers[rank], folder.path),
-                run_name(folder.path),
-                timeout_s=context.job.train.timeout_s,
-                say=lambda line: _note(context, [f"rank {rank}: {line}"]),
-            )
-        )
+        tiers = self._closing.enter_context(_tiers(context, device))
         if rank == 0 and context.spec.allocator and not memory.counts:
             log.say("what ranks allocate is neither counted nor limited: see the report")
         identity = identity_of(context.data.prepared)
@@ -263,10 +255,7 @@ class Episode:
         if process.orders is not None:
             process.orders.say(TRAINS)
         run.run()
-        body = {**run.records(), "memory": run.memory()}
-        write_whole(folder.rank_file(rank, "records"), json.dumps(body))
-        if check is not None:
-            check.write()
+        _tell_end(context, run, check)
         network.barrier()  # no rank leaves while another still communicates
         finished = run.end_step >= context.spec.end_step
         ending = "done" if finished else "stopped and saved"
@@ -279,12 +268,35 @@ class Episode:
         budget_bytes, room_bytes = setup.budget_of(rank), None
         if budget_bytes is not None:
             room_bytes = budget_bytes - held_sum(persistent_of(context.program.table, rank))
-        told = told_by_all(rendezvous.everybody(self._process.kept.words(room_bytes)))
+        words = self._process.kept.words(room_bytes, survived=self.number > 0)
+        told = told_by_all(rendezvous.everybody(words))
         live = live_states(context.job.model.spec, setup, context.spec.seats, told)
-        if context.seat.world_rank == 0 and any(of_rank["held"] for of_rank in told):
+        if context.seat.world_rank == 0 and any(of_rank["survived"] for of_rank in told):
             source = "what the survivors hold" if live else "the latest checkpoint"
-            _note(context, [f"a rank was lost: the run goes on from {source}"])
+            _note(context, [f"ranks were lost or came: the run goes on from {source}"])
         return live
+
+
+def _tiers(context: RankContext, device: Device) -> AbstractContextManager[Mapping[str, Tier]]:
+    """The tiers below the device that the rank's states wait in."""
+    rank = context.seat.world_rank
+    return tiers_of(
+        context.program,
+        context.seat,
+        device,
+        lambda: disk_folder(context.job, context.spec.device_numbers[rank], context.folder.path),
+        run_name(context.folder.path),
+        timeout_s=context.job.train.timeout_s,
+        say=lambda line: _note(context, [f"rank {rank}: {line}"]),
+    )
+
+
+def _tell_end(context: RankContext, run: RankRun, check: RankCheck | None) -> None:
+    """Leaves what this rank has measured in the run's folder."""
+    body = {**run.records(), "memory": run.memory()}
+    write_whole(context.folder.rank_file(context.seat.world_rank, "records"), json.dumps(body))
+    if check is not None:
+        check.write()
 
 
 class _Telling:

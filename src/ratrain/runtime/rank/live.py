@@ -71,9 +71,10 @@ class Kept:
         """Of fp32 elements; what is kept in fewer bits takes less."""
         return sum((u.end - u.begin) * 4 * len(u.buffers) for u in self.units.values())
 
-    def words(self, room_bytes: int | None) -> str:
+    def words(self, room_bytes: int | None, *, survived: bool = True) -> str:
         """What all ranks must know of it. `room_bytes`: what this rank may hold beside what the
-        next episode's program has all the time; None: as much as there is."""
+        next episode's program has all the time; None: as much as there is.
+        `survived`: it had an episode before."""
         held = {name: [u.version, u.begin, u.end] for name, u in self.units.items()}
         fits = room_bytes is None or self.size_bytes <= room_bytes
         reports = {
@@ -81,7 +82,13 @@ class Kept:
             for step, report in self.reports.items()
         }
         return json.dumps(
-            {"held": held, "beside": dict(self.beside), "reports": reports, "fits": fits}
+            {
+                "held": held,
+                "beside": dict(self.beside),
+                "reports": reports,
+                "fits": fits,
+                "survived": survived,
+            }
         )
 
     def read(self, name: str, kind: str, begin: int, end: int) -> Tensor:
