@@ -25,7 +25,7 @@ test-all: checked-and-built
 JOBS ?= 150
 FIRST ?= 0
 soak: .venv/ready-to-test
-	.venv/bin/pytest -n 2 --dist loadfile -m matrix
+	.venv/bin/pytest -n 2 --dist loadfile -m matrix --backwards
 	.venv/bin/python tests/runtime/soak.py --jobs $(JOBS) --first $(FIRST)
 	.venv/bin/python tests/runtime/soak.py --unequal --jobs $(JOBS) --first $(FIRST)
 	.venv/bin/python tests/runtime/soak_deferred.py

@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("matrices")
     group.addoption("--share", type=int, default=1, help="run one in N cases of each matrix")
     group.addoption("--draw", help="the commit whose cases are drawn (default: this one)")
+    group.addoption("--backwards", action="store_true", help="the last test first")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -82,7 +83,10 @@ def lot_of(item: pytest.Item, share: int) -> tuple[str, int]:
 
 @pytest.hookimpl(trylast=True)  # of those that `-m` leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the cases out that were not drawn."""
+    """Leave the cases out that were not drawn. Backwards, a test that needs what an earlier one
+    left fails, as it would where a draw took it alone."""
+    if config.option.backwards:
+        items.reverse()
     share: int = config.option.share
     draw: str | None = config.option.draw
     if share == 1 or draw is None:

@@ -49,6 +49,18 @@ def test_and_another():
 """
 
 
+def pytest_in(folder: Path, *words: str) -> str:
+    """What pytest prints that knows our options, and runs the tests of a folder."""
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "matrix_share", *words, "-c", "pytest.ini", "."],
+        cwd=folder,
+        env={"PYTHONPATH": str(Path(__file__).parent), "PATH": ""},
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
 def test_a_commit_draws_one_in_so_many_cases_rounded_up_and_another_commit_draws_anew() -> None:
     assert drawn(CASES, 5, COMMITS[0]) == drawn(CASES[::-1], 5, COMMITS[0])
     assert drawn(CASES, 5, COMMITS[0]) != drawn(CASES, 5, COMMITS[1])
@@ -67,20 +79,30 @@ def test_a_case_is_left_out_ten_times_in_a_row_as_seldom_as_the_module_says() ->
 @pytest.mark.slow
 def test_pytest_runs_the_share_and_says_how_many_cases_it_left_out(tmp_path: Path) -> None:
     (tmp_path / "test_made.py").write_text(TESTS)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
     said = [
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "matrix_share", *words, "-c", "pytest.ini", "."],
-            cwd=tmp_path,
-            env={"PYTHONPATH": str(Path(__file__).parent), "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for words in ([], ["--share", "5", "--draw", "abc", "-n", "2"])
+        pytest_in(tmp_path, *words) for words in ([], ["--share", "5", "--draw", "abc", "-n", "2"])
     ]
     assert "37 passed" in said[0]
     assert "drawn" not in said[0]
     assert re.search(r"\b10 passed", said[1])
     assert "one in 5 cases of each matrix, one in 4 of the other slow tests" in said[1]
     assert "27 cases were not drawn" in said[1]
+
+
+LEFT = """
+left = []
+
+def test_that_leaves_something():
+    left.append(1)
+
+def test_that_needs_it():
+    assert left
+"""
+
+
+@pytest.mark.slow
+def test_backwards_a_test_fails_that_needs_what_an_earlier_one_left(tmp_path: Path) -> None:
+    (tmp_path / "test_made.py").write_text(LEFT)
+    forwards, backwards = (pytest_in(tmp_path, *words) for words in ((), ("--backwards",)))
+    assert "2 passed" in forwards
+    assert "1 failed, 1 passed" in backwards and "FAILED test_made.py::test_that_needs" in backwards

@@ -99,7 +99,7 @@ def attacks(bomb: bytes, secret: bytes) -> dict[str, Callable[[socket.socket], N
 
     honest = json.dumps({"rank": 1, "world_size": 4, "port": 9}).encode()
     deep = b"[" * 16000
-    huge = b"RATF" + struct.pack("!Q", 1 << 62)
+    huge = b"RAT\0" + struct.pack("!Q", 1 << 62)
     torch_set = b"\x01" + struct.pack("<Q", 5) + b"/init" + struct.pack("<Q", len(bomb)) + bomb
     return {
         "garbage": says(os.urandom(3000)),
@@ -114,7 +114,7 @@ def attacks(bomb: bytes, secret: bytes) -> dict[str, Callable[[socket.socket], N
         "stolen secret, deep words": proves(rendezvous, deep),
         "stolen secret, a huge frame": proves(rendezvous, honest, huge + bomb),
         "stolen secret, a pickle as frame": proves(
-            rendezvous, honest, b"RATF" + struct.pack("!Q", len(bomb)) + bomb
+            rendezvous, honest, b"RAT\0" + struct.pack("!Q", len(bomb)) + bomb
         ),
     }
 

@@ -113,7 +113,7 @@ def test_a_frame_of_another_length_is_refused_before_a_byte_of_it_is_taken(
     sent: int, stranger: tuple[Connection, socket.socket]
 ) -> None:
     end, far = stranger
-    far.sendall(struct.pack("!4sQ", b"RATF", sent) + b"x" * 64)
+    far.sendall(struct.pack("!4sQ", b"RAT\0", sent) + b"x" * 64)
     room = bytearray(8)
     with pytest.raises(TransportError, match=f"rank 1 sent rank 0 {sent:,} bytes where 8"):
         end.receive(memoryview(room))
@@ -124,7 +124,7 @@ def test_words_longer_than_allowed_are_refused_before_room_is_made(
     stranger: tuple[Connection, socket.socket],
 ) -> None:
     end, far = stranger
-    far.sendall(struct.pack("!4sQ", b"RATF", 1 << 62))
+    far.sendall(struct.pack("!4sQ", b"RAT\0", 1 << 62))
     with pytest.raises(TransportError, match="where at most 1,000 were expected"):
         end.receive_bytes(1000)
 
@@ -145,16 +145,18 @@ def test_a_damaged_table_of_words_is_refused(stranger: tuple[Connection, socket.
     word = struct.pack("!II", 4, 0)
     tables = (b"", struct.pack("!I", 1 << 31), word * 2, word * 4, word * 3 + b"x")
     for table in (*map(zlib.compress, tables), zlib.compress(word * 3)[:-3], word * 3, b""):
-        far.sendall(struct.pack("!4sQ", b"RATF", len(table)) + table)
+        far.sendall(struct.pack("!4sQ", b"RAT\0", len(table)) + table)
         with pytest.raises(TransportError, match="a table that is damaged"):
             broadcast.exchange(b"")
     unlike = zlib.compress(struct.pack("!III", 8, 0, 0) + struct.pack("!I", 0) + word)
-    far.sendall(struct.pack("!4sQ", b"RATF", len(unlike)) + unlike)
+    far.sendall(struct.pack("!4sQ", b"RAT\0", len(unlike)) + unlike)
     with pytest.raises(TransportError, match="a table that is damaged"):
         broadcast.exchange(b"four", same_size=True)
 
 
-@pytest.mark.parametrize("part", [b"", b"RATF\0\0", struct.pack("!4sQ", b"RATF", 1000) + bytes(9)])
+@pytest.mark.parametrize(
+    "part", [b"", b"RAT\x00\0\0", struct.pack("!4sQ", b"RAT\0", 1000) + bytes(9)]
+)
 def test_a_peer_that_falls_silent_is_named_in_time(
     part: bytes, stranger: tuple[Connection, socket.socket]
 ) -> None:

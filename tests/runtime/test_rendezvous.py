@@ -21,9 +21,10 @@ from ratrain.runtime.environment import Launch, launch_of
 from ratrain.runtime.rank.joining import rendezvous
 from ratrain.runtime.rank.joining.connections import connect_all
 from ratrain.runtime.rank.joining.handshake import call
+from ratrain.runtime.rank.joining.near_sockets import listen_near
 from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.network.links import all_needs
+from ratrain.runtime.step.network.links import Links, all_needs
 
 SECRET = bytes(range(32))
 
@@ -104,6 +105,48 @@ def test_the_ranks_of_an_attempt_meet_and_every_attempt_has_a_key_of_its_own(
 
     keys = {assert_met(place.join([0, 1, 2], before=late)) for _attempt in range(3)}
     assert len(keys) == 3
+
+
+@pytest.mark.parametrize("squatted", [False, True])
+def test_ranks_of_one_machine_connect_without_the_network_unless_their_names_are_taken(
+    squatted: bool, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squatters: list[socket.socket] = []
+
+    def taken(address: tuple[str, int]) -> socket.socket | None:
+        if squatted:
+            squatters.append(listen_near(address))  # type: ignore[arg-type]
+            return None
+        return listen_near(address)
+
+    monkeypatch.setattr(rendezvous, "listen_near", taken)
+    place.world_size = 2
+    met = place.join([0, 1])
+    links: dict[int, Links] = {}
+
+    def connect(rank: int) -> None:
+        member = met[rank]
+        assert isinstance(member, Rendezvous)
+        links[rank] = connect_all(member, [(1 - rank, "data"), (1 - rank, "words")], 20.0)
+
+    threads = [threading.Thread(target=connect, args=(rank,)) for rank in met]
+    for thread in threads:
+        thread.start()
+    for squatter in squatters:  # only the higher rank calls
+        squatter.settimeout(1)
+        with suppress(TimeoutError):
+            squatter.accept()[0].sendall(b"not a rank" * 100)
+        squatter.close()
+    for thread in threads:
+        thread.join()
+    for rank, of_rank in links.items():
+        for link in of_rank.values():
+            assert (link.near is None) == squatted
+            assert link.near is None or (link.near.reads and link.near.is_read)
+            link.send(b"hello" if rank else b"hi")
+    assert links[0][1, "data"].receive_bytes(9) == b"hello"
+    for one in [link for of_rank in links.values() for link in of_rank.values()]:
+        one.close()
 
 
 @pytest.mark.slow
@@ -187,7 +230,7 @@ def no_rank(sock: socket.socket) -> None:
 def speaks_too_early(sock: socket.socket) -> None:
     """Holds the secret, comes as rank 1, and then sends a frame of 2^63 bytes."""
     greet(sock, KEY, rank=1, world_size=3, port=9)
-    sock.sendall(b"RATF" + bytes([127] + [255] * 7) + b"x" * 1000)
+    sock.sendall(b"RAT\0" + bytes([127] + [255] * 7) + b"x" * 1000)
 
 
 def crosses_the_meeting(sock: socket.socket) -> None:
@@ -363,6 +406,7 @@ def test_a_crowd_at_a_rank_s_listener_delays_its_connections_and_stops_none(
 ) -> None:
     monkeypatch.setattr(proof.Callers.__init__, "__defaults__", (4,))
     seats = Seats(2, 1, (0,), (0,))
+    place.world_size = 2
     place.world_size = 2
     met = place.join([0, 1])
     ended = threading.Event()

@@ -52,6 +52,17 @@ def test_of_several_statuses_the_one_that_says_most_is_the_launchs() -> None:
 
 
 @pytest.mark.slow
+def test_hosts_that_cannot_be_reached_end_the_launch_with_their_names(tmp_path: Path) -> None:
+    job, run = write_job(tmp_path), tmp_path / "run"
+    made = ratrain(tmp_path, "train", job, "--run", run, "--prepare-only", "--no-calibrate")
+    assert made.status == 0, made.err
+    ended = ratrain(tmp_path, "launch", run, "--rsh", "sh -c 'exit 255'")
+    assert ended.status == 5, ended.err
+    assert "laptop-1, laptop-2 cannot be reached, or were lost" in ended.err
+    assert "fix: give addresses with --at NAME=ADDRESS" in ended.err
+
+
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 def test_hosts_are_started_from_one_asked_to_stop_and_stop_by_themselves_without_it(

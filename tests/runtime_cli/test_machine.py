@@ -89,6 +89,23 @@ def test_a_job_whose_devices_are_not_here_is_refused_before_anything_is_made(
     assert not (tmp_path / "runs").exists()
 
 
+def test_emulation_is_not_offered_where_its_ranks_would_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = write_t4_job(tmp_path)
+    shop = tmp_path / "shop.toml"
+    shop.write_text(shop.read_text().replace("16GB", "9TB"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["ratrain", "train", str(job), "--set", "model.name=gpt3-175b"]
+    )
+    refused = here(capsys)
+    said = " ".join(refused.err.split())
+    assert refused.status == 3
+    assert "emulated here, 2 ranks on this machine would take" in said
+    assert "--emulate" not in said
+
+
 @pytest.mark.slow
 def test_emulate_insists_and_the_run_remembers_it(tmp_path: Path) -> None:
     job = write_t4_job(tmp_path)

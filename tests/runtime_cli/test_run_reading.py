@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -73,7 +74,8 @@ def test_a_step_that_was_not_recorded_is_named_with_those_that_were(
     ratrain: Terminal, folder: Path
 ) -> None:
     ran = ratrain(folder, "timeline", "ours", "--step", "99")
-    assert ran.status == 2 and "no op of step 98" in ran.err
+    assert ran.status == 2 and "no op of step 99" in ran.err
+    assert re.search(r"choose one of steps \d+ to 8$", ran.err, re.MULTILINE), ran.err
     ran = ratrain(folder, "timeline", "plain")
     assert ran.status == 2 and "not calibrated" in ran.err
 
@@ -83,6 +85,11 @@ def test_two_schedules_take_the_same_steps_bit_by_bit(ratrain: Terminal, folder:
     assert ran.status == 0 and ran.body["identical"]
     assert ran.body["checkpoint_step"] == 8
     assert {each["kind"] for each in ran.body["weights"]} == {"weights", "moment1", "moment2"}
+
+
+def test_a_folder_without_a_run_is_no_run_to_compare(ratrain: Terminal, folder: Path) -> None:
+    ran = ratrain(folder, "compare", "ours", "elsewhere")
+    assert ran.status == 2 and "elsewhere: is not a run's folder" in ran.err
 
 
 def test_one_other_bit_is_found_and_its_step_named(ratrain: Terminal, folder: Path) -> None:

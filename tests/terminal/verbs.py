@@ -53,10 +53,10 @@ class Use:
 
 
 USES = {
-    "models": Use("models qwen2.5-32b", "activations of one layer"),
+    "models": Use("models qwen2.5-32b", "activations of one layer", slow=True),
     "clusters": Use("clusters mixed-sites", "world: "),
     "schema": Use("schema job", "additionalProperties", document=True, slow=True),
-    "data": Use("data job.toml --sample 1 --verify", "position 0: sample"),
+    "data": Use("data job.toml --sample 1 --verify", "position 0: sample", slow=True),
     "init job": Use("init job job-{out}.toml", r"try it: ratrain train", slow=True),
     "init example": Use(
         "init example small.toml -o {out}-examples", "try it: ratrain simulate", slow=True
@@ -66,7 +66,7 @@ USES = {
     "explain": Use(f"explain {SMALL}", "Plans that were simulated", slow=True),
     "schedules": Use(f"schedules {SMALL}", "fits", slow=True),
     "report": Use(f"report {SMALL} --output {{out}}.html", "html", slow=True),
-    "program": Use(f"program {SMALL}", "F"),
+    "program": Use(f"program {SMALL}", "F", slow=True),
     "verify": Use(f"verify {SMALL}", "sound: ", slow=True),
     "simulate": Use(f"simulate {SMALL} --picture", "fits", slow=True),
     "train": Use("train job.toml --steps 6", "run +runs/job-ratrain", slow=True, bars=2),
@@ -93,11 +93,14 @@ USES = {
     "noc gemm": Use("noc gemm summa --simulate 4", "simulated 4x4", slow=True),
     "noc costs": Use("noc costs", "fp32 and fp16"),
     "noc reproduce": Use("noc reproduce --models-only", "router area", slow=True),
-    "kernels list": Use("kernels list", "attention"),
+    "kernels list": Use("kernels list", "attention", slow=True),
     "kernels run": Use("kernels run rmsnorm --cores 2", "FP64|ulp", slow=True),
     "kernels time": Use("kernels time rmsnorm --size rows=64 --size width=512", "bound", slow=True),
     "kernels text": Use(
-        "kernels text rmsnorm --size rows=8 --size width=64 --cores 2", "store y", document=True
+        "kernels text rmsnorm --size rows=8 --size width=64 --cores 2",
+        "store y",
+        document=True,
+        slow=True,
     ),
     "kernels picture": Use(
         "kernels picture swiglu --size rows=64 --size width=512 --cores 4 -o {out}.svg",
@@ -105,7 +108,7 @@ USES = {
         slow=True,
     ),
     "kernels score": Use("kernels score rows.csv", "worst", slow=True),
-    "graph plan": Use("graph plan graph.toml", "proved"),
+    "graph plan": Use("graph plan graph.toml", "proved", slow=True),
     "graph train": Use("graph train graph.toml --run {out}-graph", "run +", slow=True),
     "graph compare": Use("graph compare graph.toml --mode bypass", "gradient error", slow=True),
     "fit": Use(
@@ -115,7 +118,7 @@ USES = {
     ),
     "clean": Use("clean . --dry-run", "nothing"),
     "evaluate": Use("evaluate runs/job-ratrain text.txt", "perplexity", slow=True),
-    "checkpoints": Use("checkpoints saved --verify", "verified"),
+    "checkpoints": Use("checkpoints saved --verify", "verified", slow=True),
     "lab check": Use("lab check cpu-lab --devices 2", "processors", slow=True, root=True),
     "lab run": Use("lab run cpu-lab --devices 2 -- hostname", r"\[1\]", root=True, slow=True),
     "lab chaos": Use(

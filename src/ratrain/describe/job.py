@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -200,7 +200,8 @@ class ScheduleSpec:
 @dataclass(frozen=True)
 class JobSpec:
     """A whole job. `layout` is None where it is left to the planner. `kind`: the device kind that
-    sees it (`of_kind`); None: it is the job of all."""
+    sees it (`of_kind`); None: it is the job of all. `unused`: sentences on keys of its file that
+    change nothing."""
 
     model: ModelChoice
     cluster: ClusterChoice
@@ -212,6 +213,7 @@ class JobSpec:
     data: DataSpec | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
     kind: str | None = None
+    unused: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """The model is trained as [train] says. What its router chooses is not known before, so

@@ -26,6 +26,7 @@ from ratrain.describe.overrides import with_overrides
 from ratrain.describe.presets import cluster_preset, load_cluster, model_preset
 from ratrain.describe.strict import load_parts
 from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
+from ratrain.describe.unused import unused_keys
 from ratrain.errors import SpecError
 from ratrain.readers.faults import Faults
 from ratrain.readers.files import exists, is_folder, nearest_file
@@ -121,7 +122,8 @@ def job_from_table(
     faults.raise_all()
     job = JobSpec(**parts, path=path)
     dtypes = dtypes_of_kinds(job.cluster, job.schedule)
-    return replace(job, schedule=replace(job.schedule, dtypes=dtypes))
+    job = replace(job, schedule=replace(job.schedule, dtypes=dtypes))
+    return replace(job, unused=unused_keys(job, table))
 
 
 def _model_choice(table: _ModelTable, base: Path, place: Place) -> ModelChoice:

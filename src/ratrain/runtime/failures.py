@@ -50,7 +50,9 @@ def tell(folder: RunFolder, rank: int, error: BaseException) -> int:
     try:
         write_whole(path, json.dumps(asdict(failure)))
     except (OSError, RatrainError) as problem:
-        print(f"{path} cannot be written ({problem}): {failure.what}", file=sys.stderr, flush=True)
+        why = problem.what if isinstance(problem, RatrainError) else problem
+        said = f"{failure.place}: {failure.what}" if failure.place else failure.what
+        print(f"{said} ({path} cannot be written: {why})", file=sys.stderr, flush=True)
     return status_of(error)
 
 

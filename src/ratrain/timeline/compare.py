@@ -96,9 +96,11 @@ def one_step(
     if not step_spans:
         held = sorted({span.step for span in timeline.spans})
         raise TimelineError(
-            f"has no op of step {step}",
+            f"has no op of step {step + 1}",
             place=f"timeline of {timeline.source}",
-            fix=f"choose one of steps {held[0]} to {held[-1]}" if held else "record some steps",
+            fix=f"choose one of steps {held[0] + 1} to {held[-1] + 1}"
+            if held
+            else "record some steps",
         )
     origin_s = min(
         (s.start_s for s in step_spans if s.lane == "compute"), default=step_spans[0].start_s

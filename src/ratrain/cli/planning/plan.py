@@ -9,7 +9,7 @@ import click
 from ratrain.cli.terminal.jobs import set_values
 from ratrain.cli.terminal.json_output import print_json
 from ratrain.cli.terminal.options import PATH, Whole
-from ratrain.cli.terminal.untrainable import untrainable, untrainable_lines
+from ratrain.cli.terminal.untrainable import notes, untrainable
 
 
 @click.command()
@@ -72,9 +72,10 @@ def command(
             write_whole(path, write_plan(plans_found.file(fastest=of_all)))
     why = untrainable(described)
     if as_json:
-        print_json("plan", {**every_json(plans_found, top), "untrainable": why})
+        body = every_json(plans_found, top)
+        print_json("plan", {**body, "untrainable": why, "unused": described.unused})
     else:
-        click.echo("\n".join([*untrainable_lines(why), *every_text(plans_found, top)]))
+        click.echo("\n".join([*notes(described, why), *every_text(plans_found, top)]))
         for path in (output, fastest):
             if path is not None:
                 click.echo(f"wrote {path}; see why with: ratrain explain {path}")

@@ -11,7 +11,7 @@ from ratrain.cli.terminal import completion
 from ratrain.cli.terminal.jobs import set_values
 from ratrain.cli.terminal.json_output import print_json
 from ratrain.cli.terminal.options import PATH, Whole
-from ratrain.cli.terminal.untrainable import untrainable, untrainable_lines
+from ratrain.cli.terminal.untrainable import notes, untrainable
 
 
 @click.command()
@@ -95,11 +95,11 @@ def command(
             write_timeline(spans, timeline)
     why = untrainable(case.job)
     if as_json:
-        body = {"job": case.facts(), "untrainable": why}
+        body = {"job": case.facts(), "untrainable": why, "unused": case.job.unused}
         body |= summary_json(simulation, case.tokens)
         print_json("simulate", body)
     else:
-        click.echo("\n".join([*case.headline(), *untrainable_lines(why), ""]))
+        click.echo("\n".join([*case.headline(), *notes(case.job, why), ""]))
         if picture:
             from ratrain.program.text.grid import draw
 

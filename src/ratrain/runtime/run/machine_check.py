@@ -19,6 +19,7 @@ from ratrain.runtime.run_folder import RunSpec
 PROCESS_BYTES = 160_000_000
 """What a rank's process takes for Python and torch beside what the proof counts: its private pages
 before the first step (torch 2.13 for CPUs); what libraries share with other ranks is not in it."""
+_EMULATE = "or pass --emulate: each becomes a CPU process here"
 _ELSEWHERE = "start it where they are: `ratrain train JOB --prepare-only` says how"
 
 
@@ -40,11 +41,13 @@ def require_machine(
         gpus = gpu_names()
         missing = missing_here(kinds, gpus, shared=job.train.share_gpu)
         if missing:
+            no_room = _room_problem(["cpu"] * len(kinds), spec, peak_bytes)
             raise Infeasible(
                 f"the job's devices are {_listed(kinds)}; this machine has {_here(gpus)}",
                 place=place,
-                fix=f"{_ELSEWHERE}; or pass --emulate: each becomes a CPU process here; "
-                + _kind_words(missing[0], gpus),
+                fix=f"{_ELSEWHERE}; "
+                + (f"emulated here, {no_room}" if no_room else _EMULATE)
+                + f"; {_kind_words(missing[0], gpus)}",
             )
     problem = _room_problem(device_kinds(job, spec), spec, peak_bytes)
     if not problem:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratrain.describe.job import JobSpec
-from ratrain.errors import SAVED_NOT_FINISHED, CheckpointError, RatrainError, RunFailed
+from ratrain.errors import SAVED_NOT_FINISHED, CheckpointError, PeerDown, RatrainError, RunFailed
 from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.ready import Launcher
-from ratrain.runtime.run.remote import Everywhere, HostCommand, Hosts
+from ratrain.runtime.run.remote import LOST, Everywhere, HostCommand, Hosts
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 _WITHOUT = "cluster.without"
@@ -63,7 +63,10 @@ class Surviving:
                 status = worst_status(ended.statuses.values())
                 if not ended.can_go_on:
                     hosts = None
-                    if status in (0, SAVED_NOT_FINISHED) or ended.asked or not left:
+                    if status in (0, SAVED_NOT_FINISHED) or ended.asked:
+                        return status
+                    if not left:
+                        _require_reached(ended)
                         return status
                 left, looks = left - 1, True
                 self.tell(f"{_words(ended)}; start {restarts - left + 1} of {restarts + 1}")
@@ -190,6 +193,18 @@ class Surviving:
                 fix="launch again when they do: it resumes from the latest checkpoint",
             )
         return tuple(name for name, there in answers.items() if not there)
+
+
+def _require_reached(ended: Everywhere) -> None:
+    """Raises PeerDown where hosts could not be reached, or were lost."""
+    lost = [host for host, status in ended.statuses.items() if status == LOST]
+    if lost:
+        raise PeerDown(
+            f"{', '.join(lost)} cannot be reached, or {'was' if len(lost) == 1 else 'were'} lost",
+            place="ratrain launch",
+            fix="give addresses with --at NAME=ADDRESS, or another command than ssh with --rsh; "
+            "with --restarts a run goes on without hosts that are lost",
+        )
 
 
 def hosts_asked_for(spec: RunSpec) -> list[str]:

@@ -42,7 +42,7 @@ def rest_words(period: int, first_step: int, end_step: int) -> list[str]:
 def doubts(job: JobSpec, words: int) -> list[str]:
     """What can be trained and is hardly meant, as lines. `words`: of the tokenizer."""
     model, length = job.model.spec, job.model.sequence_length
-    lines: list[str] = []
+    lines = [line for sentence in job.unused for line in wrapped(f"note: {sentence}")]
     if 4 * words < model.vocab:
         lines += wrapped(
             f"note: tokens of [data] tokenizer {job.data.tokenizer if job.data else ''!r} have "

@@ -161,4 +161,4 @@ def _parse(data: bytes, what: str) -> dict[str, Any]:
     try:
         return as_table(*parse_json(data, what))[0]
     except SpecError as error:
-        raise SpecError(f"not a {what}: {error.what}", place=error.place, fix=_WROTE) from error
+        raise SpecError(f"no {what}: {error.what}", place=error.place, fix=_WROTE) from error

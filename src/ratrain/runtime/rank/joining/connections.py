@@ -1,7 +1,7 @@
 """All connections that a rank needs, made once, before anything is sent; then it listens no more.
 
-Of two ranks the higher one connects. It says who it is and for which channel, in the words of its
-proof.
+Of two ranks the higher one connects, to one of its own machine without the network. It says who it
+is and for which channel, in the words of its proof.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Collection
 from ratrain.errors import HandshakeFailed, RunFailed, SpecError
 from ratrain.readers.json import parse_json
 from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
+from ratrain.runtime.rank.joining.near_sockets import call_near, introduced
 from ratrain.runtime.rank.joining.rendezvous import Rendezvous
 from ratrain.runtime.step.network.connection import Connection
 from ratrain.runtime.step.network.links import Links, Need
@@ -24,21 +25,43 @@ _DIAL_S = 20.0
 _PAUSE_S = 0.1
 
 
-def connect_all(rendezvous: Rendezvous, needs: Collection[Need], patience_s: float) -> Links:
+def connect_all(
+    rendezvous: Rendezvous, needs: Collection[Need], patience_s: float, *, readable: bool = True
+) -> Links:
     """A connection for each need. All ranks of the attempt call this together. `patience_s`: how
-    long each connection then waits for a silent peer."""
+    long each connection then waits for a silent peer; `readable`: what this rank sends lies in
+    memory that others of its machine can read."""
     expected = {need for need in needs if need[0] > rendezvous.rank}
     arrivals = _Arrivals(expected)
-    listener, key = rendezvous.listener, rendezvous.key
-    handshakes = HandshakeListener(listener, key, arrivals.answer, arrivals.take)
+    listeners = [each for each in (rendezvous.listener, rendezvous.near) if each is not None]
+    doors = [
+        HandshakeListener(listener, rendezvous.key, arrivals.answer, arrivals.take)
+        for listener in listeners
+    ]
     try:
         dialled = {need: _dial(rendezvous, need) for need in needs if need[0] < rendezvous.rank}
         sockets = {**dialled, **arrivals.all(rendezvous, patience_s)}
     finally:
-        handshakes.close()
-        listener.close()
+        for door in doors:
+            door.close()
+        rendezvous.close()
+    try:
+        near = introduced(sockets, readable=readable)
+    except OSError as error:
+        raise RunFailed(
+            f"rank {rendezvous.rank} lost a rank of its machine: {error.strerror or error}",
+            place=f"rank {rendezvous.rank}",
+            fix="look into that rank's log",
+        ) from error
     rank = rendezvous.rank
-    return {need: Connection(sock, rank, need[0], patience_s) for need, sock in sockets.items()}
+    copied = sorted({need[0] for need, one in near.items() if readable and not one.reads})
+    if copied:
+        names = ", ".join(map(str, copied))
+        print(f"the memory of rank {names} cannot be read from here: bytes go through a socket")
+    return {
+        need: Connection(sock, rank, need[0], patience_s, near.get(need))
+        for need, sock in sockets.items()
+    }
 
 
 class _Arrivals:
@@ -106,9 +129,14 @@ def _dial(rendezvous: Rendezvous, need: Need) -> socket.socket:
 
 def _call(rendezvous: Rendezvous, need: Need, end_s: float) -> socket.socket:
     left_s = max(end_s - time.monotonic(), _PAUSE_S)
-    sock = socket.create_connection(rendezvous.book[need[0]], timeout=left_s)
+    words = json.dumps([rendezvous.rank, need[1]]).encode()
+    own, peer = (rendezvous.book[rank] for rank in (rendezvous.rank, need[0]))
+    near = call_near(peer, rendezvous.key, words, end_s) if own[0] == peer[0] else None
+    if near is not None:
+        return near
+    sock = socket.create_connection(peer, timeout=left_s)
     try:
-        call(sock, rendezvous.key, json.dumps([rendezvous.rank, need[1]]).encode(), end_s)
+        call(sock, rendezvous.key, words, end_s)
     except BaseException:
         sock.close()
         raise

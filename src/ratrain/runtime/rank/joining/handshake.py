@@ -67,7 +67,7 @@ class HandshakeListener:
             except OSError:  # this process has too many files open: some callers will end
                 time.sleep(_PAUSE_S)
                 continue
-            self._take(caller, str(address[0]))
+            self._take(caller, str(address[0]) if address else "this machine")
 
     def _take(self, caller: socket.socket, address: str) -> None:
         with self._lock:

@@ -28,10 +28,13 @@ def network_of(
     """A program's network, for tensors of a device, and the connections of `more` needs. All ranks
     call this together. `hosts`, by world rank: the number of its host."""
     routes = routes_of(program.setup, seats)
-    network, others = connected(seats, seat, routes, rendezvous, timeout_s, hosts, more)
+    pinned = device.kind == "cuda"
+    network, others = connected(
+        seats, seat, routes, rendezvous, timeout_s, hosts, more, readable=not pinned
+    )
     if device.place.type == "cpu":
         return network, others
-    return StagedNetwork(network, Staging(pinned=device.kind == "cuda")), others
+    return StagedNetwork(network, Staging(pinned=pinned)), others
 
 
 def connected(
@@ -42,11 +45,14 @@ def connected(
     timeout_s: float,
     hosts: Sequence[int] = (),
     more: Collection[Need] = (),
+    *,
+    readable: bool = True,
 ) -> tuple[SocketNetwork, Links]:
     """A rank's network for tensors in host memory, and the connections of `more` needs. `hosts`:
-    left out, all are on one."""
+    left out, all are on one; `readable`: others of this machine can read it."""
     hosts = hosts or (0,) * seats.world_size
-    links = connect_all(rendezvous, [*all_needs(seats, seat, routes), *more], timeout_s)
+    needs = [*all_needs(seats, seat, routes), *more]
+    links = connect_all(rendezvous, needs, timeout_s, readable=readable)
     others = {need: links[need] for need in more}
     own = {need: link for need, link in links.items() if need not in others}
     return SocketNetwork(seats, seat, own, hosts, divides_rows=routes.divides_rows), others

@@ -32,6 +32,7 @@ from ratrain.proof import derived
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, PORT, Launch
 from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
+from ratrain.runtime.rank.joining.near_sockets import close_all, listen_near
 from ratrain.runtime.rank.joining.whereabouts import tell, told
 from ratrain.runtime.step.network.broadcast import Broadcast
 from ratrain.runtime.step.network.connection import Connection
@@ -55,14 +56,20 @@ Everybody = Callable[[str], list[str]]
 @dataclass(frozen=True)
 class Rendezvous:
     """All ranks of an attempt. `key`: of their connections; `book`: where each listens; `listener`:
-    this rank's own; `broadcast`: for words to everybody while the run is set up."""
+    this rank's own; `near`: that for ranks of this machine; `broadcast`: for words to everybody
+    while the run is set up."""
 
     rank: int
     world_size: int
     key: bytes
     book: tuple[tuple[str, int], ...]
     listener: socket.socket
+    near: socket.socket | None
     broadcast: Broadcast
+
+    def close(self) -> None:
+        """This rank listens no more."""
+        close_all([self.listener, self.near])
 
     def everybody(self, text: str) -> list[str]:
         """Every rank's words, by rank."""
@@ -105,6 +112,7 @@ class _RankZero:
                 if self._launch.told_in is not None:
                     self._launch.told_in.unlink(missing_ok=True)
         own_listener = listen(host)
+        near = listen_near(own_listener.getsockname()[:2])
         attempt = secrets.token_bytes(16)
         book = (own_listener.getsockname()[:2], *(self._addresses[rank] for rank in self._others))
         body = json.dumps({"attempt": attempt.hex(), "book": book}).encode()
@@ -112,7 +120,8 @@ class _RankZero:
             other.patience_s = self._patience_s
             other.send(body)
         broadcast = Broadcast(0, world_size, self._joined)
-        return Rendezvous(0, world_size, derived(self._key, attempt), book, own_listener, broadcast)
+        key = derived(self._key, attempt)
+        return Rendezvous(0, world_size, key, book, own_listener, near, broadcast)
 
     @property
     def _others(self) -> range:
@@ -205,12 +214,12 @@ class _OtherRank:
         while True:
             try:
                 sock, listener = self._call(end_s if accepted else reach_s)
+                near = listen_near(listener.getsockname()[:2])
                 try:
                     accepted = True
-                    return self._listen_to(sock, listener, end_s)
+                    return self._listen_to(sock, listener, near, end_s)
                 except (TransportError, OSError):
-                    sock.close()
-                    listener.close()
+                    close_all([sock, listener, near])
                     raise
             except (TransportError, OSError) as error:
                 if self._has_no_loopback(error):
@@ -239,13 +248,17 @@ class _OtherRank:
             body = {"rank": launch.rank, "world_size": launch.world_size, "port": port}
             call(sock, self._key, json.dumps(body).encode(), deadline_s)
         except BaseException:
-            sock.close()
-            if listener is not None:
-                listener.close()
+            close_all([sock, listener])
             raise
         return sock, listener
 
-    def _listen_to(self, sock: socket.socket, listener: socket.socket, end_s: float) -> Rendezvous:
+    def _listen_to(
+        self,
+        sock: socket.socket,
+        listener: socket.socket,
+        near: socket.socket | None,
+        end_s: float,
+    ) -> Rendezvous:
         launch = self._launch
         left_s = max(end_s - time.monotonic(), _RETRY_S)
         upwards = Connection(sock, launch.rank, 0, left_s)
@@ -259,7 +272,7 @@ class _OtherRank:
         upwards.patience_s = self._patience_s
         broadcast = Broadcast(launch.rank, launch.world_size, {0: upwards})
         key = derived(self._key, attempt)
-        return Rendezvous(launch.rank, launch.world_size, key, book, listener, broadcast)
+        return Rendezvous(launch.rank, launch.world_size, key, book, listener, near, broadcast)
 
     def _has_no_loopback(self, error: Exception) -> bool:
         """Whether no later call can succeed either: this machine does not even reach itself."""

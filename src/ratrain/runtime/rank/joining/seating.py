@@ -21,6 +21,7 @@ from ratrain.engines.seating import Arrival, PlannedRank, seats
 from ratrain.errors import Infeasible
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.joining.agreement import Reading
+from ratrain.runtime.rank.joining.near_sockets import close_all
 from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join, told_by_all
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
@@ -59,8 +60,7 @@ def seated(
         told_in=None,
     )
     rendezvous.broadcast.close()
-    if listener is None:
-        rendezvous.listener.close()
+    close_all([rendezvous.near, None if listener is not None else rendezvous.listener])
     return join(again, secret, patience_s)
 
 

@@ -75,6 +75,7 @@ def compare_runs(
     progress: Callable[[int, int], None] | None = None,
 ) -> RunPair:
     """The `RunPair` of two runs; `progress` takes elements compared and their total."""
+    specs = [folder.read_spec() for folder in (first, second)]
     rows = [_rows(folder) for folder in (first, second)]
     opened = _common_checkpoint(first, second)
     problem = _problem(opened)
@@ -83,8 +84,8 @@ def compare_runs(
         checkpoint_step=opened[0].manifest.meta.step if opened else None,
         weights=compare(*opened, progress) if opened and not problem else None,
         problem=problem,
-        precision=(first.read_spec().precision, second.read_spec().precision),
-        sum_orders=(first.read_spec().sum_order, second.read_spec().sum_order),
+        precision=(specs[0].precision, specs[1].precision),
+        sum_orders=(specs[0].sum_order, specs[1].sum_order),
         step_time_s=(_median_s(first, rows[0]), _median_s(second, rows[1])),
     )
 

@@ -1,7 +1,9 @@
 """Frames over a connection between two ranks, and many of them moved at once by one thread.
 
-A frame is a header (marker, length) and its body. A length is held against what the receiver
-expects before a byte of the body is read, and nothing received is ever run or unpickled.
+A frame is a header (marker, rows, length) and its body; to a peer on this machine, in place of the
+body, rows that say where it lies in the sender's memory (near.py). A length is held against what
+the receiver expects before a byte of the body is read, and nothing received is ever run or
+unpickled.
 
 There are no threads here and no copies: the thread that needs the bytes sends them out of the
 tensor's memory, or receives them into it. It sleeps in `poll` without the interpreter's lock, and
@@ -19,9 +21,11 @@ from itertools import islice
 
 from ratrain.errors import DeadlineExceeded, PeerDown, TransportError
 from ratrain.runtime.step.network.congestion import choose_congestion
+from ratrain.runtime.step.network.near import MOST_ROWS, NEAR_BYTES, Near, Row, rows_of
 
-_HEADER = struct.Struct("!4sQ")
-_MARKER = b"RATF"
+_HEADER = struct.Struct("!3sBQ")
+_MARKER = b"RAT"
+_ROW = struct.Struct("!QQ")
 _WAKE_BYTES = 1 << 17
 """A sleeping receiver is woken when this many bytes are there: at 100 Mbit/s a hundred times a
 second, where every packet would be nine thousand times."""
@@ -34,15 +38,24 @@ _IDLE_S, _PROBE_S, _PROBES = 60, 20, 6
 
 
 class Connection:
-    """A connection to another rank. One thread at a time sends on it, and one receives."""
+    """A connection to another rank. One thread at a time sends on it, and one receives. `near`:
+    what was agreed with a peer on this machine."""
 
-    def __init__(self, sock: socket.socket, rank: int, peer: int, patience_s: float) -> None:
-        self.rank, self.peer, self.patience_s = rank, peer, patience_s
+    def __init__(
+        self,
+        sock: socket.socket,
+        rank: int,
+        peer: int,
+        patience_s: float,
+        near: Near | None = None,
+    ) -> None:
+        self.rank, self.peer, self.patience_s, self.near = rank, peer, patience_s, near
         self.fd = sock.fileno()
-        self.sent_bytes = 0  # headers too
+        self.sent_bytes = 0  # headers, and what peers read, too
         self._sock = sock
-        self._head = memoryview(bytearray(_HEADER.size))
-        self._head_got = 0
+        self._head = memoryview(bytearray(_HEADER.size + MOST_ROWS * _ROW.size))
+        self._head_got, self._head_size = 0, _HEADER.size
+        self._rows: list[Row] = []  # where the rest of the frame's body lies in the peer's memory
         self._announced: int | None = None  # the length of a frame of which the header is read
         self._left = 0  # bytes of the frame that is being received
         self._wakes_at = 1
@@ -53,6 +66,8 @@ class Connection:
     def close(self) -> None:
         """The peer sees the end of the stream."""
         self._sock.close()
+        if self.near is not None:
+            self.near.close()
 
     def hang_up(self) -> None:
         """Whoever waits on it, here or at its other end, finds it lost; from any thread."""
@@ -98,21 +113,35 @@ class Connection:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
         self.sent_bytes += count
         return count
 
     def pull(self, room: memoryview) -> int:
-        """Receives what is there into `room`; how many bytes that is."""
+        """Receives what is there of a frame's body into `room`; how many bytes that is."""
+        count = self._fetch(room) if self._rows else self._receive(room)
+        self._left -= count
+        return count
+
+    def _receive(self, room: memoryview, flags: int = 0) -> int:
         try:
-            count = self._sock.recv_into(room)
+            count = self._sock.recv_into(room, 0, flags)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            raise self._lost(error) from error
+            raise self.lost(error) from error
         if not count:
-            raise self._lost(None)
+            raise self.lost(None)
         return count
+
+    def _fetch(self, room: memoryview) -> int:
+        """Reads the room's bytes out of the peer's memory."""
+        assert self.near is not None
+        if not self.near.fetch(room, self._rows):
+            raise self.lost(None)
+        self._receive(self._head[:1], socket.MSG_PEEK)  # it has not hung up meanwhile
+        self.near.tell_read(len(room))
+        return len(room)
 
     def open_frame(self, expected: int | None) -> bool:
         """Whether the next frame's header is there. `expected`: what its length must be; None:
@@ -120,12 +149,11 @@ class Connection:
         if self._left:
             return True
         while self._announced is None:
-            count = self.pull(self._head[self._head_got :])
+            count = self._receive(self._head[self._head_got : self._head_size])
             if not count:
                 return False
             self._head_got += count
-            if self._head_got == _HEADER.size:
-                self._head_got = 0
+            if self._head_got == self._head_size:
                 self._announced = self._read_header()
         if expected is None:
             return True
@@ -135,27 +163,37 @@ class Connection:
         self._left, self._announced = expected, None
         return True
 
-    def took(self, count: int) -> None:
-        """That many bytes of the frame's body were received."""
-        self._left -= count
-
     def wake_at(self, size: int) -> None:
         """From now on sleepers are woken when that many bytes are there, or the most that pays
         off."""
         if not self._left:
-            size = _HEADER.size - self._head_got
+            size = self._head_size - self._head_got
         size = min(size, _WAKE_BYTES)
         if size != self._wakes_at:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._wakes_at = size
 
-    def _read_header(self) -> int:
-        marker, length = _HEADER.unpack(self._head)
-        if marker != _MARKER:
+    def _read_header(self) -> int | None:
+        """The length of the frame that begins; None where its rows are still to come."""
+        marker, count, length = _HEADER.unpack(self._head[: _HEADER.size])
+        if marker != _MARKER or count > MOST_ROWS or (count and not self._reads):
             raise self._unexpected("something that is not a frame")
+        whole = _HEADER.size + count * _ROW.size
+        if self._head_got < whole:
+            self._head_size = whole
+            return None
+        self._rows = list(_ROW.iter_unpack(self._head[_HEADER.size : whole]))
+        if count and sum(size for _, size in self._rows) != length:
+            raise self._unexpected("a frame that is damaged")
+        self._head_got, self._head_size = 0, _HEADER.size
         return int(length)
 
-    def _lost(self, error: OSError | None) -> PeerDown:
+    @property
+    def _reads(self) -> bool:
+        return self.near is not None and self.near.reads
+
+    def lost(self, error: OSError | None) -> PeerDown:
+        """That the peer is gone."""
         because = f": {error.strerror or error}" if error else ""
         return PeerDown(
             f"rank {self.rank} lost its connection to rank {self.peer}{because}",
@@ -169,35 +207,70 @@ class Connection:
         )
 
 
+class _Lent:
+    """The body of a frame that the peer reads where it lies, at `rows` of this process's memory."""
+
+    def __init__(self, near: Near, bodies: Sequence[memoryview], rows: Sequence[Row]) -> None:
+        self.near, self.read_bytes = near, 0
+        self.words = b"".join(_ROW.pack(*row) for row in rows)
+        self._bodies = bodies  # while it is read
+        self._size = sum(map(len, bodies))
+
+    def is_read(self) -> bool:
+        self.read_bytes += self.near.taken()
+        return self.read_bytes >= self._size
+
+
+def _lent(connection: Connection, bodies: Sequence[memoryview]) -> _Lent | None:
+    """A body that a peer may read; None where it goes through the socket."""
+    near = connection.near
+    if near is None or not near.is_read or sum(map(len, bodies)) < NEAR_BYTES:
+        return None
+    rows = rows_of(bodies)
+    return _Lent(near, bodies, rows) if rows else None
+
+
 class Leaving:
     """A frame on its way out; its body may lie in several places."""
 
     def __init__(self, connection: Connection, *bodies: memoryview | bytes) -> None:
         self.connection = connection
         body = [memoryview(each) for each in bodies]
-        size = sum(map(len, body))
-        self._parts = [memoryview(_HEADER.pack(_MARKER, size)), *body]
+        self._lent = _lent(connection, body)
+        connection.sent_bytes += sum(map(len, body)) if self._lent is not None else 0
         self._later: Iterator[memoryview] = iter(())
-        self._left = _HEADER.size + size
-        self._size = self._left
+        self._begin(sum(map(len, body)), body)
 
     @classmethod
     def made(cls, connection: Connection, size: int, pieces: Iterator[memoryview]) -> Leaving:
         """A frame whose body is made while it leaves: each piece when the operating system has the
         one before, whose memory it may take."""
         frame = cls(connection)
-        frame._parts = [memoryview(_HEADER.pack(_MARKER, size)), *islice(pieces, 1)]
+        frame._begin(size, list(islice(pieces, 1)))
         frame._later = pieces
-        frame._left = frame._size = _HEADER.size + size
         return frame
+
+    def _begin(self, size: int, body: Sequence[memoryview]) -> None:
+        rows = 0
+        if self._lent is not None:
+            body, rows = [memoryview(self._lent.words)], len(self._lent.words) // _ROW.size
+        self._parts = [memoryview(_HEADER.pack(_MARKER, rows, size)), *body]
+        self._left = self._size = _HEADER.size + (rows * _ROW.size or size)
 
     @property
     def body_sent(self) -> int:
-        """How many bytes of the body the operating system has."""
+        """How many bytes of the body the operating system has, or the peer has read."""
+        if self._lent is not None:
+            return self._lent.read_bytes
         return self._size - self._left - _HEADER.size
 
+    @property
+    def reader(self) -> Near | None:
+        """The peer that reads our memory, once it was told where."""
+        return self._lent.near if self._lent is not None and not self._left else None
+
     def push(self) -> bool:
-        """Sends what can be sent now; whether that was the rest."""
+        """Sends what can be sent now; whether that was the rest, and was read where a peer does."""
         while self._left:
             count = self.connection.push(self._parts[:_PARTS_AT_ONCE])
             self._left -= count
@@ -207,7 +280,7 @@ class Leaving:
                 self._parts[0] = self._parts[0][count:]
                 return False
             self._parts.extend(islice(self._later, 1))
-        return True
+        return self._lent is None or self._lent.is_read()
 
 
 class Landing:
@@ -232,7 +305,6 @@ class Landing:
         while self._opened and self._rooms:
             room = self._rooms[0]
             count = self.connection.pull(room) if len(room) else 0
-            self.connection.took(count)
             self._rooms[0] = room[count:]
             if len(self._rooms[0]):
                 return False
@@ -258,12 +330,27 @@ def move(
     body; what has not gone yet is for a later call."""
     sending = {frame.connection.fd: frame for frame in leaving if not frame.push()}
     receiving = {frame.connection.fd: frame for frame in landing if not frame.pull()}
-    while receiving or (sending and not _is_enough(sending, enough_sent)):
-        for fd, event in _sleep(sending, receiving):
-            if fd in receiving and event & ~select.POLLOUT and receiving[fd].pull():
-                del receiving[fd]
-            if fd in sending and event & ~select.POLLIN and sending[fd].push():
-                del sending[fd]
+    try:
+        while receiving or (sending and not _is_enough(sending, enough_sent)):
+            for fd, event in _sleep(sending, receiving):
+                if fd in receiving and event & ~select.POLLOUT and receiving[fd].pull():
+                    del receiving[fd]
+                if fd in sending and event & ~select.POLLIN and _went(sending[fd], event):
+                    del sending[fd]
+    except BaseException:
+        for frame in sending.values():
+            if frame.reader is not None:  # before its memory may be used for something else
+                frame.connection.hang_up()
+        raise
+
+
+def _went(frame: Leaving, event: int) -> bool:
+    """Whether a frame has gone. A peer that has ended reads no more."""
+    if frame.push():
+        return True
+    if frame.reader is not None and event & (select.POLLHUP | select.POLLERR):
+        raise frame.connection.lost(None)
+    return False
 
 
 def _is_enough(sending: dict[int, Leaving], enough_sent: int | None) -> bool:
@@ -275,8 +362,14 @@ def _is_enough(sending: dict[int, Leaving], enough_sent: int | None) -> bool:
 def _sleep(sending: dict[int, Leaving], receiving: dict[int, Landing]) -> list[tuple[int, int]]:
     """What can go on. An error where nothing can for as long as the connections' patience."""
     poll = select.poll()
+    readers = dict[int, int]()
     for fd in {*sending, *receiving}:
-        poll.register(fd, (fd in sending and select.POLLOUT) | (fd in receiving and select.POLLIN))
+        reader = sending[fd].reader if fd in sending else None
+        if reader is not None:
+            readers[reader.read] = fd
+            poll.register(reader.read, select.POLLIN)
+        leaves = fd in sending and reader is None
+        poll.register(fd, (leaves and select.POLLOUT) | (fd in receiving and select.POLLIN))
     for room in receiving.values():
         room.arm()
     waiting = [*receiving.values(), *sending.values()]
@@ -284,7 +377,9 @@ def _sleep(sending: dict[int, Leaving], receiving: dict[int, Landing]) -> list[t
     ready = poll.poll(patience_s * 1000)
     if not ready:
         raise _silent(sending, receiving, patience_s)
-    return ready
+    # What a peer has read comes first: it may have hung up after it.
+    read = [(readers[fd], select.POLLOUT) for fd, _ in ready if fd in readers]
+    return read + [(fd, event) for fd, event in ready if fd not in readers]
 
 
 def _silent(
