@@ -95,15 +95,17 @@ class Surviving:
         """Hosts that are back: the run is planned anew and their processes begin while the others
         train; these are called back when all can meet. Whether that was possible."""
         lost = self._lost(hosts.names, LOOK_S)
-        for tries_left in reversed(range(_TRIES)):
+        for _ in range(_TRIES):
             try:
                 self._plan_for_those_there(lost)
                 break
+            except CheckpointError:  # ranks remove some meanwhile: there are newer ones
+                continue
             except RatrainError as error:
-                # Ranks remove checkpoints meanwhile: there are newer ones.
-                if not (isinstance(error, CheckpointError) and tries_left):
-                    self.tell(f"hosts that are back are not taken in: {error.what}")
-                    return False
+                self.tell(f"hosts that are back are not taken in: {error.what}")
+                return False
+        else:
+            return True  # they are asked again
         hosts.prepare(self.commands())
         hosts.call_back()
         hosts.go_on(self.commands())
