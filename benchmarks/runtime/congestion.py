@@ -82,7 +82,7 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
     seat = seats.seat(launch.rank)
     holders = tuple(seats.world_rank(0, data, 0) for data in range(group.replicas))
     routes = Routes(set(), (holders,))
-    network = connected(seats, seat, routes, rendezvous, 60.0)
+    network, _ = connected(seats, seat, routes, rendezvous, 60.0)
     elements = group.unit_bytes // 4 // group.replicas * group.replicas
     units = [torch.ones(elements) for _ in range(UNITS)]
 

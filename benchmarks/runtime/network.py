@@ -60,7 +60,7 @@ def rank(folder: Path, kind: str) -> Figures:
     ]
     holders, routes = groups[seat.pipeline], Routes({(0, 1)}, tuple(groups))
     if kind == "sockets":
-        network = connected(seats, seat, routes, rendezvous, 60.0)
+        network, _ = connected(seats, seat, routes, rendezvous, 60.0)
     else:
         network = gloo_network(folder, seats, seat, routes, rendezvous, 60.0)
 

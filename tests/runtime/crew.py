@@ -91,9 +91,14 @@ def network_among(
 ) -> Network:
     """A member's network among those that were asked; "staged": as of a device with memory of its
     own."""
-    assert _rendezvous is not None
-    network = connected(seats, seat, routes, _rendezvous, timeout_s, hosts)
+    network, _ = connected(seats, seat, routes, rendezvous(), timeout_s, hosts)
     return StagedNetwork(network, Staging(pinned=False)) if kind == "staged" else network
+
+
+def rendezvous() -> Rendezvous:
+    """A member's, of those that were asked."""
+    assert _rendezvous is not None
+    return _rendezvous
 
 
 def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:
@@ -103,7 +108,7 @@ def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:
         tuple(seats.world_rank(pipeline, data, tensor) for data in range(seats.data))
         for pipeline, tensor in product(range(seats.pipeline), range(seats.tensor))
     )
-    return Routes(hops, groups, tied)
+    return Routes(hops, groups, tied=tied)
 
 
 def _member(

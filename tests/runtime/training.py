@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from crew import Crew, network_among
+from crew import Crew, network_among, rendezvous
 from runs_made import Setting, beginning, write_job, write_plan
 from torch import Tensor
 
@@ -27,16 +27,19 @@ from ratrain.models.shapes import unit_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.program.actions import Kind
 from ratrain.program.program import Program
-from ratrain.runtime.rank.beginning import config_hash
+from ratrain.runtime.rank.beginning import config_hash, survived
 from ratrain.runtime.rank.control import Round
+from ratrain.runtime.rank.joining.connections import connect_all
 from ratrain.runtime.rank.joining.membership import Membership
+from ratrain.runtime.rank.joining.rendezvous import listen, told_by_all
+from ratrain.runtime.rank.live import NOTHING, LiveReader, live_states
 from ratrain.runtime.rank.metrics import loss_of
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.tiers import tiers_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
-from ratrain.runtime.run_folder import RunFolder, share_of
+from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
 from ratrain.runtime.seats import Seats, parts_of_units
 from ratrain.runtime.step.allocator import memory_of
 from ratrain.runtime.step.batches import ReplicaBatches
@@ -109,17 +112,20 @@ def train(
     *,
     saves: bool = False,
     make_device: Callable[[int], Device] | None = None,
+    live: bool = False,
 ) -> Result:
     """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank.
     `checkpoint`: where it begins. `saves`: it saves as its job says, in `folder`/run.
-    `make_device`: a rank's device; left out, the CPU."""
+    `make_device`: a rank's device; left out, the CPU. `live`: it begins with what the crew's last
+    run has left in its members."""
     job = write_job(folder, replace(setting, files=("none.txt",)))
     plan = write_plan(folder, setting)
     prepared = prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
     write_run(prepared, RunFolder(folder / "run"))
-    device = () if make_device is None else (make_device,)
+    device = (make_device,) if make_device or live else ()
+    more = (*device, *((True,) if live else ()))
     ranks: list[RankResult] = crew.ask(
-        setting.world_size, train_rank, setting, folder, delays, checkpoint, saves, *device
+        setting.world_size, train_rank, setting, folder, delays, checkpoint, saves, *more
     )
     assert all(rank.losses == ranks[0].losses for rank in ranks)
     assert all(rank.validated == ranks[0].validated for rank in ranks)
@@ -195,6 +201,7 @@ def train_rank(
     checkpoint: Path | None = None,
     saves: bool = False,
     make_device: Callable[[int], Device] | None = None,
+    live: bool = False,
 ) -> RankResult:
     """One rank of `train`."""
     run_folder = RunFolder(folder / "run")
@@ -203,7 +210,9 @@ def train_rank(
     with tiers_of(
         program, seat, device, lambda: folder / "tier", "run", timeout_s=60, say=lambda _: None
     ) as tiers:
-        return _train_rank(rank, setting, folder, delays, checkpoint, saves, make_device, tiers)
+        return _train_rank(
+            rank, setting, folder, delays, checkpoint, saves, make_device, tiers, live
+        )
 
 
 def _train_rank(
@@ -215,7 +224,9 @@ def _train_rank(
     saves: bool,
     make_device: Callable[[int], Device] | None,
     tiers: Mapping[str, Tier],
+    live: bool,
 ) -> RankResult:
+    global _kept
     run_folder = RunFolder(folder / "run")
     spec, program = run_folder.read_spec(), run_folder.read_program()
     job = load_job(spec.job_path)
@@ -233,6 +244,11 @@ def _train_rank(
     def heard(_step: int, reports: Round) -> None:
         losses.append(loss_of(reports).hex())
 
+    reader: LiveReader | None = None
+    if live:
+        begin, reader = _survived_begin(job, program, spec, rank, setting.timeout_s)
+    else:
+        begin = _begin(job, seat.division, checkpoint)
     network = network_among(
         spec.seats,
         seat,
@@ -248,7 +264,7 @@ def _train_rank(
         seat,
         network,
         ReplicaBatches(setting.samples, first, share, size, device.place),
-        _begin(job, seat.division, checkpoint),
+        begin,
         device=device,
         on_round=heard,
         stop_asked=lambda: False,
@@ -261,6 +277,8 @@ def _train_rank(
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
     try:
+        if reader is not None:
+            reader.finish()
         run.complete()
         if saves:
             run.save_with(_saver(run_folder.path, job, program, spec.seats, rank, run, network))
@@ -269,6 +287,7 @@ def _train_rank(
     except BaseException:
         network.close()  # the others do not wait for it
         raise
+    _kept = run.kept()
     return RankResult(
         losses,
         norms,
@@ -281,6 +300,32 @@ def _train_rank(
         validated,
         (network.sent_bytes or 0) - began_bytes,
     )
+
+
+_kept = NOTHING
+"""In a member of a crew: what it holds since its last run."""
+
+
+def forget(_rank: int, _world_size: int) -> None:
+    """A member of a crew holds nothing any more."""
+    global _kept
+    _kept = NOTHING
+
+
+def _survived_begin(
+    job: JobSpec, program: Program, spec: RunSpec, rank: int, timeout_s: float
+) -> tuple[Begin, LiveReader]:
+    """Where a run begins that has the states of the members' last one, and what reads them."""
+    meeting = rendezvous()
+    told = told_by_all(meeting.everybody(_kept.words(None)))
+    live = live_states(job.model.spec, program.setup, spec.seats, told)
+    assert live is not None, "the members do not hold enough"
+    listener = listen("127.0.0.1")
+    ports = meeting.everybody(str(listener.getsockname()[1]))
+    book = tuple(("127.0.0.1", int(port)) for port in ports)
+    apart = replace(meeting, listener=listener, book=book)
+    reader = LiveReader(live, rank, _kept, connect_all(apart, live.needs(rank), timeout_s))
+    return survived(job, spec, spec.seats.seat(rank).division, live, reader), reader
 
 
 def _saver(

@@ -30,6 +30,9 @@ LISTENER = "RATRAIN_LISTENER"
 """The file descriptor of a listening socket at MASTER_ADDR and MASTER_PORT, which rank 0 inherits:
 so the port is a free one, and no one else can have taken it meanwhile."""
 
+ORDERS = "RATRAIN_ORDERS"
+"""The file descriptor of a socket over which the launcher and the rank speak (`rank/orders.py`)."""
+
 PORT = "RATRAIN_PORT"
 """A user's choice, on all hosts the same: the port at which rank 0 is met."""
 

@@ -109,6 +109,11 @@ class Claim:
         """Whether this process made it, and keeps it alive."""
         return self._beating is not None
 
+    @property
+    def words(self) -> str:
+        """What processes of the launch are told of it."""
+        return f"{self.number}:{self.token}"
+
     def hold(self) -> None:
         """Shows other hosts from now on that the owner is alive."""
         self._beating = threading.Thread(target=self._beat, name="run owner", daemon=True)
@@ -194,9 +199,9 @@ def claim_run(
 
 
 @contextmanager
-def handed_on(claim: Claim) -> Generator[None]:
-    """Processes that are started meanwhile find our claim with `inherited`."""
-    os.environ[_VARIABLE] = f"{claim.number}:{claim.token}"
+def handed_on(words: str) -> Generator[None]:
+    """Processes that are started meanwhile find a claim, by its words, with `inherited`."""
+    os.environ[_VARIABLE] = words
     try:
         yield
     finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.objects.remote import Location
 from ratrain.runtime.rank.joining.membership import Membership
 from ratrain.runtime.rank.joining.rendezvous import Everybody, told_by_all
+from ratrain.runtime.rank.live import LiveReader, LiveStates
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.same_optimizer import require_optimizer
@@ -85,10 +86,17 @@ def begun(
     data: Mapping[str, Any],
     together: Together,
     build: Callable[[Begin], RankRun],
+    live: tuple[LiveStates, LiveReader] | None = None,
 ) -> RankRun:
-    """What `build` makes of where the run begins; `data` is the identity of what it trains on. All
-    ranks call this together."""
+    """What `build` makes of where the run begins; `data` is the identity of what it trains on.
+    `live`: what survivors of an episode hold, where that is enough. All ranks call this
+    together."""
     division = spec.seats.seat(together.rank).division
+    if live is not None:
+        run = build(survived(job, spec, division, *live))
+        live[1].finish()
+        run.complete()
+        return run
     paths, problems = candidates(folder, together)
     for path in paths:
         run, problem = _built(path, job, spec, data, division, build)
@@ -175,19 +183,33 @@ def _built(
         degrees,
         lambda *element_range: torch.from_numpy(checkpoint.read_range(*element_range)),
     )
+    source = _saved(parts, division, checkpoint.manifest.kinds_of, _fresh(job, spec, division))
     try:
-        return build(
-            Begin(
-                meta.step,
-                _saved(parts, division, checkpoint.manifest, _fresh(job, spec, division)),
-                _loss_scale(job, meta.state),
-                int(meta.state.get("good_steps", 0)),
-                meta.step - int(meta.state.get("updates", meta.step)),
-            )
-        ), None
+        return build(_begin(job, meta.step, meta.state, source)), None
     except CheckpointError as error:
         error.what = f"{path.name}: {error.what}"
         return None, error
+
+
+def survived(
+    job: JobSpec, spec: RunSpec, division: Division, live: LiveStates, reader: LiveReader
+) -> Begin:
+    """Behind the last update that survivors hold of all units."""
+    kinds = (WEIGHTS, *(state.name for state in job.train.rule.states))
+    parts = StoredParts(job.model.spec, live.degrees, reader.read)
+    source = _saved(parts, division, lambda _: kinds, _fresh(job, spec, division))
+    return _begin(job, live.step, live.beside, source)
+
+
+def _begin(job: JobSpec, step: int, beside: Mapping[str, Any], source: Source) -> Begin:
+    """Where a run begins behind states of before. `beside`: what was kept beside the tensors."""
+    return Begin(
+        step,
+        source,
+        _loss_scale(job, beside),
+        int(beside.get("good_steps", 0)),
+        step - int(beside.get("updates", step)),
+    )
 
 
 def _loss_scale(job: JobSpec, state: Mapping[str, Any]) -> float:
@@ -197,20 +219,26 @@ def _loss_scale(job: JobSpec, state: Mapping[str, Any]) -> float:
     return float(state.get("loss_scale", job.train.loss_scale))
 
 
-def _saved(parts: StoredParts, division: Division, manifest: Manifest, fresh: Source) -> Source:
-    """What a checkpoint holds; what nobody updates is as it was at first."""
+def _saved(
+    parts: StoredParts,
+    division: Division,
+    kinds_of: Callable[[str], Collection[str]],
+    fresh: Source,
+) -> Source:
+    """What a checkpoint holds, or survivors do; what nobody updates is as it was at first.
+    `kinds_of`: the kinds of state that there are, by the stored name of a unit."""
 
     def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
         if kind == FROZEN:
             return fresh(unit, kind, low, high)
         if not is_residual(kind):
-            if kind not in manifest.kinds_of(parts.first_name(unit)):
+            if kind not in kinds_of(parts.first_name(unit)):
                 if shared_kind(kind) in (OUTER_MOMENTUM, OUTER_RESIDUAL):
                     return torch.zeros(high - low)
                 # Of all replicas together, or the mean of theirs, where an outer step begins too.
                 kind = WEIGHTS if kind == OUTER_WEIGHTS else shared_kind(kind)
             return parts.read_range(unit, division, kind, low, high)
-        kinds = begun_with(kind, manifest.kinds_of(parts.first_name(unit)))
+        kinds = begun_with(kind, kinds_of(parts.first_name(unit)))
         stored = [parts.read_range(unit, division, each, low, high) for each in kinds]
         return sum(stored[1:], start=stored[0]) if stored else torch.zeros(high - low)
 

@@ -73,6 +73,8 @@ class Control:
         self._first = first_step
         self._changed = threading.Condition()
         self._posted: dict[int, RankReport] = {}
+        self.unanswered: dict[int, RankReport] = {}
+        """This rank's reports of steps that no round has ended for."""
         self._failed = False
         self._thread = threading.Thread(target=self._rounds, name="control", daemon=True)
         self._thread.start()
@@ -85,7 +87,7 @@ class Control:
     def post(self, step: int, report: RankReport) -> None:
         """This rank's report of a step; each step once, in order."""
         with self._changed:
-            self._posted[step] = report
+            self._posted[step] = self.unanswered[step] = report
             self._changed.notify_all()
 
     def gate(self, lane: Lane, step: int) -> bool:
@@ -107,6 +109,11 @@ class Control:
     def finish(self) -> None:
         """Waits for the last round."""
         self._thread.join()
+
+    def is_back(self, patience_s: float) -> bool:
+        """Whether no round is under way any more, after `abandon`."""
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
 
     def abandon(self) -> None:
         """Wakes all waiters when the run has failed."""
@@ -132,6 +139,7 @@ class Control:
                         ends = -(-(step + 2) // self._period) * self._period
                         self._end = min(self._end, ends)
                     self._next = step + 1
+                    del self.unanswered[step]
                     self._changed.notify_all()
         except BaseException as error:
             self.abandon()

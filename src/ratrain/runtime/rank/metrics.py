@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from ratrain.describe.job import JobSpec
 from ratrain.readers.files import unwritable
 from ratrain.readers.json_lines import end_last_line
-from ratrain.runtime.host import process_began_s
 from ratrain.runtime.rank.control import RankReport, Round
 from ratrain.runtime.rank.rows import Row, Tracker
 from ratrain.runtime.rank.validation import Validated
@@ -34,9 +33,12 @@ _RANK_FIELDS = (
 
 
 class StepRows:
-    """Makes a row of each control round."""
+    """Makes a row of each control round. `began_s`: when this start, or episode, began."""
 
-    def __init__(self, job: JobSpec, budget_bytes: int | None, episode: int = 0) -> None:
+    def __init__(
+        self, job: JobSpec, budget_bytes: int | None, began_s: float, episode: int = 0
+    ) -> None:
+        self._began_s = began_s
         self._job, self._budget_bytes, self._episode = job, budget_bytes, episode
         self._tokens = job.batch.sequences * job.model.sequence_length
         self._is_first = True
@@ -60,7 +62,7 @@ class StepRows:
             "ranks": [_rank_row(report) for report in reports],
         }
         if self._is_first:
-            body["started_s"] = process_began_s()
+            body["started_s"] = self._began_s
             self._is_first = False
         if self._episode:
             body["episode"] = self._episode

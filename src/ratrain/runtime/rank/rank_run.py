@@ -1,90 +1,24 @@
-"""A rank's run from its folder: everything found, put together, run, and reported."""
+"""A rank's process: one episode after another, until the run has ended."""
 
 from __future__ import annotations
 
-import json
 import os
+import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from ratrain.checkpoint.best import read_best
-from ratrain.checkpoint.entries import OPTIMIZER
-from ratrain.checkpoint.folder import step_name
-from ratrain.corpus.held_out import HeldOut
-from ratrain.corpus.identity import KEY, identity_of
-from ratrain.corpus.of_job import JobData
-from ratrain.corpus.samples import Samples
-from ratrain.describe.job import JobSpec
-from ratrain.describe.model import config_hash
-from ratrain.devices import Device, Memory
 from ratrain.engines.places import Place
-from ratrain.errors import RatrainError
-from ratrain.objects.client import close_stores
-from ratrain.program.program import Program
-from ratrain.readers.writing import write_whole
-from ratrain.runtime.environment import COMMAND, launch_of
+from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError
+from ratrain.runtime.environment import COMMAND, Launch, launch_of
 from ratrain.runtime.failures import status_of, tell
-from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
-from ratrain.runtime.ownership import Claim
-from ratrain.runtime.rank.beginning import Together, begun, frozen_of
-from ratrain.runtime.rank.calibration.calibrate import calibrate, gathered
-from ratrain.runtime.rank.calibration.prediction import write_prediction
-from ratrain.runtime.rank.calibration.run_costs import ElementBytes
-from ratrain.runtime.rank.checked import CheckedOps, RankCheck
-from ratrain.runtime.rank.control import Round
-from ratrain.runtime.rank.devices import own_device
+from ratrain.runtime.host import process_began_s
+from ratrain.runtime.rank.episode import Episode, RankProcess, forget_failure
 from ratrain.runtime.rank.folder_lock import FolderLock
-from ratrain.runtime.rank.joining.agreement import Reading, agree, read_run
-from ratrain.runtime.rank.joining.membership import Membership
-from ratrain.runtime.rank.joining.networks import network_of
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join
-from ratrain.runtime.rank.joining.seating import seated
-from ratrain.runtime.rank.metrics import MetricsLog, StepRows, validation_row
+from ratrain.runtime.rank.orders import BACK, orders_of
 from ratrain.runtime.rank.rank_log import RankLog
-from ratrain.runtime.rank.rows import Row
-from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
-from ratrain.runtime.rank.stragglers import Stragglers
-from ratrain.runtime.rank.tiers import disk_folder, run_name, tiers_of
-from ratrain.runtime.rank.trackers import own_trackers
-from ratrain.runtime.rank.trainer import Begin, RankRun
-from ratrain.runtime.rank.validation import HeldOutShare, Validated
-from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
-from ratrain.runtime.seats import Seat, parts_of_units
-from ratrain.runtime.secret import read_secret
-from ratrain.runtime.step.allocator import memory_of
-from ratrain.runtime.step.batches import ReplicaBatches
-from ratrain.runtime.step.below import Tier
-from ratrain.runtime.step.network.network import Network
-from ratrain.runtime.step.ops import RankOps
-from ratrain.runtime.step.states import DTYPES
-from ratrain.runtime.step.tensor_parts import stored_sizes
-
-JOINING_S = 120.0
-"""Processes may begin this long after each other, however impatient the job is later on."""
-TOKENISING_S = 3600.0
-"""One host may have to tokenise the data that another has ready."""
-
-
-@dataclass(frozen=True)
-class RankContext:
-    """What a rank knows and may do once all have agreed."""
-
-    folder: RunFolder
-    spec: RunSpec
-    job: JobSpec
-    program: Program
-    data: JobData
-    seat: Seat
-    membership: Membership
-    claim: Claim
-    log: RankLog
+from ratrain.runtime.run_folder import RunFolder
 
 
 def run_rank(path: Path, place: Place, requests: StopRequests) -> int:
@@ -94,10 +28,10 @@ def run_rank(path: Path, place: Place, requests: StopRequests) -> int:
     lock = FolderLock(folder, place.rank, os.environ.get(COMMAND) or place.words)
     log = RankLog(place)
     if lock.settled:
-        _forget_failure(folder, place.rank)
+        forget_failure(folder, place.rank)
     try:
         requests.tell(lambda: log.prints)
-        finished = _run(folder, lock, log, requests)
+        finished = _Episodes(RankProcess(folder, lock, log, requests)).run()
         requests.ignore()
         return 0 if finished else status_when_stopped(os.environ)
     except Exception as error:
@@ -111,291 +45,46 @@ def run_rank(path: Path, place: Place, requests: StopRequests) -> int:
         lock.close()
 
 
-def _forget_failure(folder: RunFolder, rank: int) -> None:
-    """What an earlier attempt left would be reported again."""
-    folder.rank_file(rank, "failure").unlink(missing_ok=True)
+class _Episodes:
+    """Those of a process. A rank whose peer is lost calls its lanes back, keeps what it holds, and
+    begins the next episode where its launcher says, if that says anything."""
 
+    def __init__(self, process: RankProcess) -> None:
+        self._process = process
+        self._episode: Episode | None = None
+        process.orders = orders_of(os.environ, self._called)
 
-def _run(folder: RunFolder, lock: FolderLock, log: RankLog, requests: StopRequests) -> bool:
-    """Whether the last step was done."""
-    reading = read_run(folder)
-    timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
-    launch, secret = launch_of(os.environ, folder.path), _secret(folder, reading)
-    rendezvous = join(launch, secret, timeout_s)
-    if launch.place is not None:
-        rendezvous = seated(rendezvous, launch, folder, reading, secret, timeout_s)
-    rank = lock.rank = log.rank = rendezvous.rank
-    rendezvous.broadcast.wait_up_to(TOKENISING_S)
-    context = _agreed(folder, rank, reading, rendezvous, lock, log)
-    rendezvous.broadcast.wait_up_to(timeout_s)
-    device = own_device(context.job, context.spec, rank, context.membership.host)
-    torch.set_num_threads(context.spec.threads)
-    network = network_of(
-        context.program,
-        context.spec.seats,
-        context.seat,
-        device,
-        rendezvous,
-        context.job.train.timeout_s,
-        context.spec.hosts,
-    )
-    rows = StepRows(context.job, context.program.setup.budget_bytes, context.spec.episode)
-    with ExitStack() as closing:
-        metrics: MetricsLog | None = None
-        if rank == 0:
-            if context.claim.is_mine:  # else the launcher did it
-                _note(context, set_damage_aside(folder))
-            metrics = MetricsLog(folder, own_trackers(folder.path))
-            closing.callback(metrics.close)
+    def run(self) -> bool:
+        """Whether the last step was done."""
+        launch, began_s = launch_of(os.environ, self._process.folder.path), process_began_s()
+        for number in count():
+            episode = self._episode = Episode(self._process, number, launch, began_s)
+            try:
+                return episode.run()
+            except (PeerDown, DeadlineExceeded) as error:
+                lost, began_s = error, time.time()
+                if not episode.called_back():
+                    raise
+                error.__traceback__ = error.__context__ = None  # frames hold the episode's tensors
+            finally:
+                episode.close()
+            launch = self._next(launch, lost)
+        raise AssertionError("the last episode returns")
 
-        stragglers = Stragglers(context.membership.place)
+    def _next(self, launch: Launch, lost: RatrainError) -> Launch:
+        """Where the next episode begins, after a loss."""
+        orders = self._process.orders
+        if orders is None:
+            raise lost
+        tell(self._process.folder, self._process.log.rank, lost)
+        orders.say(BACK)
+        order = orders.next()
+        if order is None:
+            raise lost
+        return order.launch(launch)
 
-        def on_round(step: int, reports: Round) -> None:
-            context.claim.require_seen()
-            if rank == 0:
-                _note(context, stragglers.of_round(step, reports))
-            if metrics is not None or log.prints:
-                keep_row(rows.row(step, reports))
-
-        def keep_row(row: Row) -> None:
-            if metrics is not None:
-                metrics.write(row)
-            log.show(row)
-
-        tiers = closing.enter_context(
-            tiers_of(
-                context.program,
-                context.seat,
-                device,
-                lambda: disk_folder(context.job, context.spec.device_numbers[rank], folder.path),
-                run_name(folder.path),
-                timeout_s=context.job.train.timeout_s,
-                say=lambda line: _note(context, [f"rank {rank}: {line}"]),
+    def _called(self) -> None:
+        if self._episode is not None:
+            self._episode.interrupt(
+                PeerDown(f"rank {self._process.log.rank} was called back: another rank was lost")
             )
-        )
-        return _train(context, device, rendezvous, network, on_round, keep_row, requests, tiers)
-
-
-def _note(context: RankContext, lines: list[str]) -> None:
-    for line in lines:
-        context.log.say(line)
-        context.folder.add_note(line)
-
-
-def _secret(folder: RunFolder, reading: Reading) -> bytes:
-    """The run's secret; where it is missing because all is, what was read says so better."""
-    try:
-        return read_secret(folder.secret)
-    except RatrainError as error:
-        raise reading.problem or error from None
-
-
-def _agreed(
-    folder: RunFolder,
-    rank: int,
-    reading: Reading,
-    rendezvous: Rendezvous,
-    lock: FolderLock,
-    log: RankLog,
-) -> RankContext:
-    """What all ranks have agreed on; raises the same error on all of them where they have not."""
-    reading = reading.with_data(log.counting("tokenising"))
-    membership = agree(folder, reading, rendezvous.everybody)
-    log.set_first_on_host(membership.logs(rank))
-    log.say(membership.words(rank, all_hosts=log.for_all_hosts))
-    spec, job, program, data = reading.spec, reading.job, reading.program, reading.data
-    assert spec is not None and job is not None and program is not None and data is not None
-    membership = lock.settle(
-        membership, rendezvous.everybody, disks=job.checkpoint.disks, say=log.say
-    )
-    _forget_failure(folder, rank)
-    if len(membership.disks) > 1:
-        log.say(
-            f"{folder.path} is a separate folder on each of {len(membership.disks)} disks; each "
-            "holds the files of the hosts that share it"
-        )
-    seat = spec.seats.seat(rank)
-    return RankContext(folder, spec, job, program, data, seat, membership, lock.claim, log)
-
-
-def _train(
-    context: RankContext,
-    device: Device,
-    rendezvous: Rendezvous,
-    network: Network,
-    on_round: Callable[[int, Round], None],
-    on_validated: Callable[[Row], None],
-    requests: StopRequests,
-    tiers: Mapping[str, Tier],
-) -> bool:
-    """All of a rank's run once its network is connected; whether it did the last step. `on_round`
-    gets every control round, `on_validated` what validation adds to the metrics."""
-    folder, rank, log = context.folder, context.seat.world_rank, context.log
-    allocator = memory_of(device)
-    if rank == 0 and context.spec.allocator and not allocator.counts:
-        log.say("what ranks allocate is neither counted nor limited: see the report")
-    identity = identity_of(context.data.prepared)
-    frozen = frozen_of(context.job, context.spec)
-    batches = _batches(context, device)
-    best = read_best(folder.path)
-    check = RankCheck(device, folder.path) if context.spec.check == "compare" else None
-
-    def validated(step: int, validation: Validated) -> None:
-        on_validated(validation_row(step, validation))
-        saver.validated(step, validation.loss)
-
-    def built(begin: Begin) -> RankRun:
-        return RankRun(
-            context.job,
-            context.program,
-            context.spec,
-            context.seat,
-            network,
-            batches,
-            begin,
-            device=device,
-            on_round=on_round,
-            stop_asked=lambda: requests.asked or folder.stop_request.exists(),
-            allocator=allocator,
-            held_out=_held_out(context, device),
-            validated=validated,
-            tiers=tiers,
-            ops=RankOps if check is None else CheckedOps,
-        )
-
-    together = Together(rank, context.membership, rendezvous.everybody)
-    run = begun(folder, context.job, context.spec, identity, together, built)
-    close_stores()
-    if device.kind == "cuda" and context.job.train.graphs and not run.records_graphs:
-        context.log.say("graphs: compute cannot be recorded here; kernels are launched one by one")
-    if rank == 0 and context.claim.is_mine:
-        _note(context, lost_steps(folder, run.first_step))
-    # From here on a rank that is silent for the job's timeout is taken for lost. Where an engine
-    # starts ranks again, what was timed before is still good: our own launcher removes it.
-    is_timed = bool(run.first_step and folder.predicted.exists())
-    if rendezvous.everybody("timed" if is_timed else "")[0] != "timed":
-        _calibrate(context, run, network, allocator, device)
-    rendezvous.broadcast.close()
-    saver = CheckpointSaver(
-        _save_spec(context, {KEY: identity, **frozen}),
-        rank,
-        context.membership,
-        run.states,
-        network,
-        state_after=run.ops.clipping.state_after,
-        is_last=run.is_last,
-        require_owned=context.claim.require,
-        saved=lambda step: log.say(f"saved {step_name(step)}"),
-    )
-    run.save_with(saver)
-    if check is not None:
-        check.begin(run)
-    before = best and (best.step, best.validation_loss)
-    log.begin(run.first_step, context.spec.end_step, before)
-    run.run()
-    saver.arrived()
-    body = {**run.records(), "memory": run.memory()}
-    write_whole(folder.rank_file(rank, "records"), json.dumps(body))
-    if check is not None:
-        check.write()
-    network.barrier()  # no rank leaves while another still communicates
-    saver.remove_sent()
-    finished = run.end_step >= context.spec.end_step
-    ending = "done" if finished else "stopped and saved"
-    log.say(f"{ending}: step {run.end_step} of {context.spec.end_step}")
-    return finished
-
-
-def _batches(context: RankContext, device: Device) -> ReplicaBatches:
-    """The replica's part of the global batch: replicas take it in order, by their sizes."""
-    return _share(context, context.data.samples, device, context.spec.data_from)
-
-
-def _held_out(context: RankContext, device: Device) -> HeldOutShare | None:
-    """The same of the held-out batches."""
-    held_out = context.data.held_out
-    return held_out and HeldOutShare(_share(context, held_out, device), held_out.batches)
-
-
-def _share(
-    context: RankContext, source: Samples | HeldOut, device: Device, data_from: int = 0
-) -> ReplicaBatches:
-    """A replica's part of `source`, whose first batch is that of step `data_from`."""
-    spec, seat = context.spec, context.seat
-    first, sequences = share_of(spec, context.program.setup, seat.data)
-
-    def read(step: int, begin: int, count: int) -> tuple[Any, Any]:
-        batch = source.batch(step - data_from, begin, count)
-        return batch.tokens, batch.targets
-
-    def counted(step: int, begin: int, count: int) -> int:
-        return source.counted(step - data_from, begin, count)
-
-    size = spec.micro_batch_of(seat.data)
-    return ReplicaBatches(read, first, sequences, size, device.place, count=counted)
-
-
-def _save_spec(context: RankContext, began_with: dict[str, Any]) -> SaveSpec:
-    job = context.job
-    return SaveSpec(
-        run=context.folder.path,
-        every=job.checkpoint.every,
-        validated_every=job.train.validate_every,
-        keep=job.checkpoint.keep,
-        model=job.model.spec.name,
-        config_hash=config_hash(job.model.spec),
-        unit_sizes=stored_sizes(job.model.spec, parts_of_units(context.program.setup)),
-        optimizer=job.train.rule,
-        state={**began_with, OPTIMIZER: job.train.optimizer},
-        token=context.claim.token,
-        patience_s=job.train.timeout_s,
-    )
-
-
-def _computed_bytes(context: RankContext) -> tuple[int, ...]:
-    """Of each program rank the bytes of an element in the dtype that it computes in."""
-    spec, ranks = context.spec, context.program.setup.ranks
-    dtypes = {seat.program_rank: spec.dtype_of(seat.world_rank) for seat in spec.seats.all()}
-    return tuple(DTYPES[dtypes[rank]].itemsize for rank in range(ranks))
-
-
-def _calibrate(
-    context: RankContext, run: RankRun, network: Network, allocator: Memory, device: Device
-) -> None:
-    """Times this run's ops, and leaves rank 0's prediction in the folder."""
-    if not context.spec.calibrate:
-        return
-    if device.kind != "cpu":
-        context.log.say(f"computes on {device.words}")
-    context.log.say("timing the ops of a step")
-    own_times = calibrate(
-        run.schedule,
-        run.states,
-        network,
-        context.spec.seats,
-        context.seat,
-        context.job.train,
-        run.sizes,
-        context.job.model.spec.vocab,
-        allocator,
-        device,
-    )
-    calibrations = gathered(own_times, network)
-    if context.seat.world_rank == 0:
-        wire = run.states.wire
-        element_bytes = ElementBytes(
-            _computed_bytes(context),
-            wire.gradients.itemsize,
-            wire.boundaries.itemsize,
-            context.job.train.rule.saved_bytes,
-        )
-        agrees = run.ops.clipping.by_unit and context.program.setup.sharding > 0
-        write_prediction(
-            context.folder,
-            context.program,
-            calibrations,
-            context.spec.seats,
-            element_bytes,
-            agrees=agrees,
-        )
-    network.barrier()

@@ -231,8 +231,8 @@ def _written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Ite
     alone = unit.own and unit.across is None
     share, part = slice(0, unit.padded) if alone else unit.owned, unit.part
     name, size = stored_name(unit.name, unit.division), unit.unit.layout.size
-    for kind, buffer in _buffers(part, optimizer):
-        kind = own_kind(kind, *unit.version) if unit.own else kind
+    for kind, buffer in buffers_of(part, optimizer):
+        kind = own_kind(kind, *unit.own_place) if unit.own else kind
         entry = clipped(name, kind, share.start, share.stop, size)
         if entry is not None:
             begin = share.start - part.begin
@@ -243,7 +243,7 @@ def _written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Ite
         if entry is not None:
             yield entry, iter([values[entry.begin - part.begin : entry.end - part.begin]])
     if unit.outer is not None and unit.outer.residual is not None:
-        kind = own_kind(OUTER_RESIDUAL, *unit.version)
+        kind = own_kind(OUTER_RESIDUAL, *unit.own_place)
         entry = clipped(name, kind, share.start, share.stop, size)
         if entry is not None:
             kept = unit.outer.residual.kept
@@ -260,12 +260,12 @@ def _of_slots(
     parts = {part.begin: part for part in unit.parts}
     for stored in slots.stored():
         name = stored_name(unit.name, stored.slot)
-        for kind, buffer in _buffers(parts[stored.run.start], optimizer):
+        for kind, buffer in buffers_of(parts[stored.run.start], optimizer):
             entry = Entry(name, kind, stored.begin, stored.end - stored.begin, slots.slot_size)
             yield entry, stored.pieces(buffer.values())
 
 
-def _buffers(part: OwnedPart, optimizer: Optimizer) -> Iterator[tuple[str, Held]]:
+def buffers_of(part: OwnedPart, optimizer: Optimizer) -> Iterator[tuple[str, Held]]:
     """Master weights, and the optimizer's states, by the names that a checkpoint gives them."""
     yield WEIGHTS, Plain(part.weights)
     yield from ((s.name, held) for s, held in zip(optimizer.states, part.states, strict=True))

@@ -15,11 +15,12 @@ from ratrain.devices import Device, Memory
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.stored_attention import REMADE, STORED
 from ratrain.models.units import Unit, unit_of
-from ratrain.program.kind import Lane
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
+from ratrain.runtime.rank.live import Kept, kept_of
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats, site_of
@@ -42,6 +43,8 @@ from ratrain.runtime.step.states import DTYPES, Numbers, RankStates, rank_states
 from ratrain.runtime.step.unit_state import Collectives
 
 NAN = float("nan")
+CALLED_BACK_S = 20.0
+"""How long an op that has begun may take to end, once lanes are called back."""
 MOST_RECORDED = 64
 """Steps of a period that are recorded whole, at most."""
 _NEIGHBOURS = (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B, Lane.TENSOR)
@@ -143,6 +146,8 @@ class RankRun:
             lambda unit: Collectives(*spec.collectives_of(unit)),
             tiers,
         )
+        for unit in self.states.units:
+            unit.version = begin.step
         timeout_s = job.train.timeout_s
         scaled = spec.scales_losses
         self.ops = ops(
@@ -160,6 +165,7 @@ class RankRun:
             ),
             self._counted.of,
         )
+        self.ops.clipping.begin(begin.step)
         self._captured: CapturedOps | None = None
         if can_be_recorded(job.train, self.schedule, device):
             self._captured = CapturedOps(self.schedule, self.ops, begin.step)
@@ -171,7 +177,7 @@ class RankRun:
             held=self.states.held,
             device=device,
             meet=self.ops.meet,
-            stop=self.ops.stop,
+            stop=self._stop_waiting,
             ahead=self._captured,
         )
         self._on_round, self._validated = on_round, validated
@@ -198,6 +204,11 @@ class RankRun:
     def records_graphs(self) -> bool:
         """Whether ops of compute are recorded and replayed."""
         return self._captured is not None
+
+    def kept(self) -> Kept:
+        """What this rank keeps for another episode, once it is called back."""
+        reports = self.control.unanswered if self.control else {}
+        return kept_of(self.states, self.ops.clipping, self._job.train.rule, reports)
 
     @property
     def first_step(self) -> int:
@@ -235,7 +246,7 @@ class RankRun:
             period=self.schedule.program.setup.alike_every,
             groups=self._groups,
             on_round=self._take,
-            fail=self._fail,
+            fail=self.fail,
         )
         self.control = control
         self._allocator.reset_peak()
@@ -281,8 +292,24 @@ class RankRun:
         interval = self._job.train.validate_every
         return step == self._spec.end_step or bool(interval and step % interval == 0)
 
-    def _fail(self, error: BaseException) -> None:
-        """Stops all lanes with an error found elsewhere."""
+    def call_back(self) -> bool:
+        """After a failure: whether no lane and no round of control is at work any more. Updates
+        that had all they need are done then."""
+        self._network.hang_up()
+        lanes = [self.lanes, *([self._validation.lanes] if self._validation else [])]
+        back = all(each.are_back(CALLED_BACK_S) for each in lanes)
+        back = back and (self.control is None or self.control.is_back(CALLED_BACK_S))
+        if back:
+            self.lanes.finish(Kind.UpdateShard)
+        return back
+
+    def _stop_waiting(self) -> None:
+        """A lane has failed: nobody waits for it, on any rank."""
+        self.ops.stop()
+        self._network.hang_up()
+
+    def fail(self, error: BaseException) -> None:
+        """Stops all lanes with an error found elsewhere; from any thread."""
         self.lanes.fail(error)
         if self._validation is not None:
             self._validation.lanes.fail(error)

@@ -80,6 +80,7 @@ class Validation:
             held=states.held,
             device=device,
             meet=self._ops.meet,
+            stop=network.hang_up,
         )
 
     def run(self) -> Validated:

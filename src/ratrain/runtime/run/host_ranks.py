@@ -6,17 +6,25 @@ one that says most: a rank's own failure before that of losing another, before h
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from typing import Annotated
 
+from ratrain.describe.amounts import Count, Name, Natural
+from ratrain.describe.strict import Rule, load
 from ratrain.engines.places import Place
 from ratrain.errors import SAVED_NOT_FINISHED, SpecError, TransportError
+from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import COMMAND, FOLLOWED, launch_of
+from ratrain.runtime.rank.orders import BACK
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
 from ratrain.runtime.run_folder import RunFolder
@@ -25,32 +33,55 @@ DEFAULT_PORT = 29500
 """At which rank 0 is met where nobody says otherwise."""
 STOP, END = "stop", "end"
 """What `run_host_ranks` may be told on standard input, a line each; its end means `STOP`."""
-BEAT, BEAT_EVERY_S = "\x16", 1.0
-"""A line that says on stderr that the host is alive, and how often."""
-_LOOK_EVERY_S = 0.1
+BEAT, BEAT_EVERY_S = "\x16", 0.5
+"""A line that says on stderr that the host is alive, and how often; a `HostState` may follow."""
+_LOOK_EVERY_S, _LOOK_S = 0.1, 0.02
+_NEXT_EPISODE_S = 3600.0
+"""How long ranks that have lost another wait to be told how they go on: who orders may plan."""
 _LAST_WORDS_S = 10.0
 """How long ranks may go on after one of them has failed: they find out, say so, and end."""
 
 
+@dataclass(frozen=True)
+class HostEpisode:
+    """Which ranks a host has in an episode, and where rank 0 is met."""
+
+    ranks: tuple[Natural, ...]
+    world_size: Count
+    address: Name
+    port: Annotated[int, Rule(low=1, high=65535)]
+
+
+@dataclass(frozen=True)
+class HostState:
+    """What a host says of its ranks, a line each time it changes. `episode`: how many further ones
+    it was told of; `meet`: all look for the others; `train`: the steps of all have begun; `failed`:
+    some have failed, or lost others; `back`: those that live wait for the next episode, `waiting`
+    of them."""
+
+    episode: int = 0
+    meet: bool = False
+    train: bool = False
+    failed: bool = False
+    back: bool = False
+    waiting: int = 0
+
+
 def run_host_ranks(
-    folder: RunFolder,
-    ranks: Sequence[int],
-    world_size: int,
-    rendezvous: tuple[str, int],
-    *,
-    follow_input: bool,
+    folder: RunFolder, first: HostEpisode, *, follow_input: bool, goes_on: bool = False
 ) -> int:
-    """Runs some ranks of a run to their end; the exit status. `rendezvous`: the address and port at
-    which rank 0 is met. `follow_input`: orders come on standard input."""
-    environment = base_environment(world_size, *rendezvous)
+    """Runs some ranks of a run to their end; the exit status. `follow_input`: orders come on
+    standard input; `goes_on`: further episodes too."""
+    environment = base_environment(first.world_size, first.address, first.port)
     del environment[FOLLOWED]
-    environment |= {COMMAND: "ratrain launch", "LOCAL_WORLD_SIZE": str(len(ranks))}
+    environment |= {COMMAND: "ratrain launch", "LOCAL_WORLD_SIZE": str(len(first.ranks))}
     with _relayed() as output:
-        processes = RankProcesses(folder, ranks, environment, None, output=output)
-        os.close(output)
-        return worst_status(
-            end.status for end in _ends(processes, follow_input) if not end.ended_here
+        processes = RankProcesses(
+            folder, first.ranks, environment, None, output=output, goes_on=goes_on
         )
+        ends = _Following(processes, follow_input=follow_input, goes_on=goes_on).ends()
+        os.close(output)
+        return worst_status(end.status for end in ends if not end.ended_here)
 
 
 def run_share(folder: RunFolder, place: Place) -> int:
@@ -67,27 +98,100 @@ def run_share(folder: RunFolder, place: Place) -> int:
     own = range(place.rank * each, (place.rank + 1) * each)
     launch = launch_of(os.environ, folder.path)
     where = launch.address, launch.port or DEFAULT_PORT
-    return run_host_ranks(folder, own, ranks, where, follow_input=False)
+    return run_host_ranks(folder, HostEpisode(tuple(own), ranks, *where), follow_input=False)
 
 
-def _ends(processes: RankProcesses, follow_input: bool) -> list[RankEnd]:
-    """How each of them ended: by itself, or here, some time after another had failed."""
-    failed_s: float | None = None
-    try:
-        with passed_on(processes.ask_to_stop):
-            if follow_input:
-                threading.Thread(target=_take_orders, daemon=True).start()
-                threading.Thread(target=_beat, daemon=True).start()
-            while processes.running:
-                if processes.failed and failed_s is None:
-                    failed_s = time.monotonic()
-                if failed_s is not None and time.monotonic() - failed_s > _LAST_WORDS_S:
-                    break
-                time.sleep(_LOOK_EVERY_S)
-        return processes.end()
-    except BaseException:
-        processes.kill()
-        raise
+class _Following:
+    """Some ranks while they run, and who orders them about."""
+
+    def __init__(self, processes: RankProcesses, *, follow_input: bool, goes_on: bool) -> None:
+        self._processes, self._goes_on = processes, goes_on
+        self._episodes: queue.SimpleQueue[HostEpisode | None] = queue.SimpleQueue()  # None: back
+        self._follows, self._state, self._asked = follow_input, HostState(), False
+
+    def ends(self) -> list[RankEnd]:
+        """How each of them ended: by itself, or here, some time after another had failed."""
+        failed_s: float | None = None
+        processes = self._processes
+        try:
+            with passed_on(self._stop):
+                if self._follows:
+                    threading.Thread(target=self._take_orders, daemon=True).start()
+                    threading.Thread(target=self._beat, daemon=True).start()
+                while processes.running or self._may_go_on:
+                    self._follow()
+                    failed_s = (failed_s or time.monotonic()) if processes.failed else None
+                    patience_s = _NEXT_EPISODE_S if self._may_go_on else _LAST_WORDS_S
+                    if failed_s is not None and time.monotonic() - failed_s > patience_s:
+                        break
+                    if self._asked and processes.failed and self._goes_on:
+                        break
+                    time.sleep(_LOOK_S if self._goes_on else _LOOK_EVERY_S)
+            return processes.end()
+        except BaseException:
+            processes.kill()
+            raise
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether a rank was lost when all were training, and nobody has asked for an end."""
+        processes = self._processes
+        return self._goes_on and processes.failed and processes.train and not self._asked
+
+    def _stop(self) -> None:
+        self._asked = True
+        self._processes.ask_to_stop()
+
+    def _follow(self) -> None:
+        """Passes orders to the ranks, and what has changed with them to who gives them."""
+        processes, number = self._processes, self._state.episode
+        with suppress(queue.Empty):
+            order = self._episodes.get_nowait()
+            if order is None:
+                processes.call_back()
+            else:
+                processes.go_on(order.ranks, order.world_size, order.address, order.port)
+                number += 1
+        failed = processes.failed
+        state = HostState(
+            number,
+            processes.meet,
+            processes.train,
+            failed,
+            failed and processes.are_back,
+            processes.waiting,
+        )
+        if state != self._state and self._follows:
+            self._state = state
+            with suppress(OSError):
+                os.write(2, f"{BEAT}{json.dumps(asdict(state))}\n".encode())
+
+    def _beat(self) -> None:
+        """As long as anybody listens."""
+        with suppress(OSError):
+            while True:
+                os.write(2, f"{BEAT}\n".encode())
+                time.sleep(BEAT_EVERY_S)
+
+    def _take_orders(self) -> None:
+        """Until the end of standard input, which comes with the loss of the connection to us."""
+        asked = 0
+        while True:
+            order = sys.stdin.readline()
+            if order.strip() == BACK:
+                self._episodes.put(None)
+                continue
+            if order.startswith("{"):
+                table = as_table(*parse_json(order, "the launcher's order"))
+                self._episodes.put(load(HostEpisode, *table))
+                continue
+            wanted = 2 if order.strip() == END and not self._processes.failed else 1
+            while asked < wanted:
+                asked += 1
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(_LOOK_EVERY_S)  # two signals at once would be one
+            if not order:
+                return
 
 
 def worst_status(statuses: Iterable[int]) -> int:
@@ -115,25 +219,3 @@ def _relayed() -> Generator[int]:
     yield writing
     thread.join()
     os.close(reading)
-
-
-def _beat() -> None:
-    """As long as anybody listens."""
-    with suppress(OSError):
-        while True:
-            os.write(2, f"{BEAT}\n".encode())
-            time.sleep(BEAT_EVERY_S)
-
-
-def _take_orders() -> None:
-    """Until the end of standard input, which comes with the loss of the connection to us."""
-    asked = 0
-    while True:
-        order = sys.stdin.readline()
-        wanted = 2 if order.strip() == END else 1
-        while asked < wanted:
-            asked += 1
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(_LOOK_EVERY_S)  # two signals at once would be one
-        if not order:
-            return

@@ -26,9 +26,12 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 Tick = Callable[[], None]
 """Called several times a second while the ranks run; it follows the run (see trackers.py)."""
 LOOPBACK = "127.0.0.1"
-StartingAgain = Callable[[RatrainError], None]
-"""Called with the first cause of a failure after which all ranks are started again."""
-_LOOK_EVERY_S = 0.1
+StartingAgain = Callable[[RatrainError, bool], None]
+"""Called with the first cause of a failure; whether the other ranks go on, with new processes for
+those that were lost, or all ranks are started again."""
+BACK_S = 20.0
+"""How long ranks may take until they wait for the next episode, once they are called back."""
+_LOOK_EVERY_S, _LOOK_S = 0.1, 0.01
 
 
 def launch(
@@ -39,10 +42,11 @@ def launch(
     lab: Lab | None,
     restarts: int,
     tick: Tick,
-    starting_again: StartingAgain = lambda _cause: None,
+    starting_again: StartingAgain = lambda _cause, _goes_on: None,
 ) -> None:
-    """Runs all ranks to their end; after a failure all of them start again from the latest
-    checkpoint, `restarts` times at most. Raises an error with the first cause of the last failure.
+    """Runs all ranks to their end. After a failure, `restarts` times at most, the other ranks go on
+    with new processes for those that were lost; where they cannot, all of them start again from
+    the latest checkpoint. Raises an error with the first cause of the last failure.
     `claim` is ours on the run's folder."""
     claim.require()
     _clear(folder)
@@ -50,9 +54,11 @@ def launch(
         places = [asdict(lab.places[device]) for device in spec.device_numbers]
         (folder.path / "places.json").write_text(json.dumps(places))
     kills = KillWatch()
-    with passed_on(folder.stop_request.touch), handed_on(claim):
+    ranks: RankProcesses | None = None
+    with passed_on(folder.stop_request.touch), handed_on(claim.words):
         for attempts_left in range(restarts, -1, -1):
-            ends = _attempt(folder, spec, claim, lab, tick)
+            ranks = ranks or _started(folder, spec, lab, goes_on=restarts > 0)
+            ends, called_back = _ended(ranks, claim, tick, goes_on=attempts_left > 0)
             claim.require()
             if not any(end.status for end in ends):
                 break
@@ -60,30 +66,51 @@ def launch(
             cause = explained(folder, spec, ends, lab, kills)
             if not attempts_left:
                 raise cause
-            starting_again(cause)
+            starting_again(cause, called_back)
+            if called_back:
+                world_size = spec.seats.world_size
+                ranks.go_on(range(world_size), world_size, *_next_address(lab, spec))
+            else:
+                ranks = None
     tick()
 
 
-def _attempt(
-    folder: RunFolder, spec: RunSpec, claim: Claim, lab: Lab | None, tick: Tick
-) -> list[RankEnd]:
-    """How each rank ended: all of them well, or ended here because one of them failed."""
+def _started(folder: RunFolder, spec: RunSpec, lab: Lab | None, *, goes_on: bool) -> RankProcesses:
     for pattern in ("failure-*.json", "torch-*"):  # they would be taken for this attempt's
         for leftover in (folder.path / "ranks").glob(pattern):
             leftover.unlink()
     with _rendezvous_address(lab, spec) as (address, port, listener):
         world_size = spec.seats.world_size
         environment = base_environment(world_size, address, port)
-        ranks = RankProcesses(folder, range(world_size), environment, listener)
+        return RankProcesses(folder, range(world_size), environment, listener, goes_on=goes_on)
+
+
+def _ended(
+    ranks: RankProcesses, claim: Claim, tick: Tick, *, goes_on: bool
+) -> tuple[list[RankEnd], bool]:
+    """How each rank ended: all of them well, or ended here because one of them failed; and whether
+    those that have not failed were called back instead, and wait for the next episode."""
     try:
         while ranks.running and not ranks.failed:
             claim.require_seen()
             tick()
             time.sleep(_LOOK_EVERY_S)
-        return ranks.end()
+        if not (goes_on and ranks.failed and ranks.train):
+            return ranks.end(), False
+        return (ranks.ends(), True) if all_back(ranks) else (ranks.end(), False)
     except BaseException:
         ranks.kill()
         raise
+
+
+def all_back(ranks: RankProcesses) -> bool:
+    """Calls all ranks back; whether any has come that can go on. Who does not come in time is
+    ended: it may have stalled."""
+    ranks.call_back()
+    end_s = time.monotonic() + BACK_S
+    while not ranks.are_back and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
+    return ranks.waiting > 0
 
 
 @contextmanager
@@ -107,6 +134,12 @@ def _rendezvous_address(
     with listener:
         address, port = listener.getsockname()
         yield address, port, listener
+
+
+def _next_address(lab: Lab | None, spec: RunSpec) -> tuple[str, int]:
+    """Where the ranks of a further episode find each other; rank 0 listens by itself."""
+    with _rendezvous_address(lab, spec) as (address, port, _):
+        return address, port
 
 
 def _clear(folder: RunFolder) -> None:

@@ -11,23 +11,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ratrain.errors import RunFailed
+from ratrain.errors import RunFailed, SpecError, TransportError
 from ratrain.readers.files import unwritable
-from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, PORT
+from ratrain.readers.json import parse_json
+from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT
+from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order, words_of
 from ratrain.runtime.rank.stop import END_AT_ONCE
 from ratrain.runtime.run_folder import RunFolder
 
 GRACE_S = 5.0
 """Between asking a rank to end and making it."""
 
-_NOT_INHERITED = ("TORCHELASTIC_", PORT, ADDRESS)
+_NOT_INHERITED = ("TORCHELASTIC_", PORT, ADDRESS, ORDERS, LISTENER)
 """What is for ranks of torchrun, which this process itself may have been started by, or beside."""
 
 
@@ -45,9 +48,10 @@ class RankEnd:
 
 
 class RankProcesses:
-    """One attempt's ranks on this host. The caller must call `end` or `kill`, however the attempt
-    goes. `listener`: a listening socket for rank 0, which inherits it. `output`: a file descriptor
-    for what they print, which else goes to the folder's logs."""
+    """One host's ranks of a run, over one episode or several. The caller must call `end` or `kill`,
+    however it goes. `listener`: a listening socket for rank 0, which inherits it. `output`: a file
+    descriptor for what they print, which else goes to the folder's logs. `goes_on`: ranks that
+    lose another wait for `go_on` instead of ending."""
 
     def __init__(
         self,
@@ -57,43 +61,112 @@ class RankProcesses:
         listener: socket.socket | None,
         *,
         output: int | None = None,
+        goes_on: bool = False,
     ) -> None:
-        self._ranks = tuple(ranks)
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._sent: set[tuple[int, int]] = set()  # (rank, signal)
-        self._stood_still: set[int] = set()
-        try:
-            for local, rank in enumerate(ranks):
-                variables = {**environment, "RANK": str(rank), "LOCAL_RANK": str(local)}
-                handles = (listener.fileno(),) if listener and rank == 0 else ()
-                if handles:
-                    variables[LISTENER] = str(handles[0])
-                self._children.append(_start(folder, rank, variables, handles, output))
-        except BaseException as error:
-            self.kill()
-            if not isinstance(error, OSError):
-                raise
-            rank = self._ranks[len(self._children)]
-            raise RunFailed(
-                f"rank {rank} could not be started: {error.strerror or error}",
-                place=str(folder.path),
-                fix="check what `ulimit -a` allows: processes, open files, memory",
-            ) from error
+        self._folder, self._output, self._goes_on = folder, output, goes_on
+        self._children: list[_Child] = []
+        self._start(ranks, environment, listener)
+
+    def _start(
+        self, ranks: Iterable[int], environment: dict[str, str], listener: socket.socket | None
+    ) -> None:
+        for rank in ranks:
+            local = len(self._children)
+            variables = {**environment, "RANK": str(rank), "LOCAL_RANK": str(local)}
+            handles = (listener.fileno(),) if listener and rank == 0 else ()
+            if handles:
+                variables[LISTENER] = str(handles[0])
+            try:
+                self._children.append(self._child(rank, variables, handles))
+            except BaseException as error:
+                self.kill()
+                if not isinstance(error, OSError):
+                    raise
+                raise RunFailed(
+                    f"rank {rank} could not be started: {error.strerror or error}",
+                    place=str(self._folder.path),
+                    fix="check what `ulimit -a` allows: processes, open files, memory",
+                ) from error
+
+    def _child(self, rank: int, variables: dict[str, str], handles: tuple[int, ...]) -> _Child:
+        folder, output = self._folder, self._output
+        if not self._goes_on:
+            return _Child(rank, _start(folder, rank, variables, handles, output), None)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            variables[ORDERS] = str(theirs.fileno())
+            handles = (*handles, theirs.fileno())
+            return _Child(rank, _start(folder, rank, variables, handles, output), ours)
 
     @property
     def running(self) -> bool:
         """Whether any rank still runs."""
-        return any(child.poll() is None for child in self._children)
+        return any(child.running for child in self._children)
 
     @property
     def failed(self) -> bool:
-        """Whether any rank has failed."""
-        return any(child.poll() for child in self._children)
+        """Whether any rank has failed, or lost another."""
+        return any(child.process.poll() or BACK in child.said for child in self._children)
+
+    @property
+    def meet(self) -> bool:
+        """Whether all ranks look for each other, or have met."""
+        return all(MEETS in child.said for child in self._children)
+
+    @property
+    def train(self) -> bool:
+        """Whether the steps of all ranks have begun: they can be called back."""
+        return all(TRAINS in child.said for child in self._children)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for the next episode."""
+        return sum(child.waits for child in self._children)
 
     def ask_to_stop(self) -> None:
         """Asks every rank to save and stop (see rank/stop.py)."""
         for child in self._children:
-            child.terminate()
+            child.process.terminate()
+
+    def call_back(self) -> None:
+        """Ends the episode of all ranks; see `are_back`."""
+        for child in self._children:
+            child.order(BACK)
+
+    @property
+    def are_back(self) -> bool:
+        """Whether all ranks that live wait for the next episode, but those that are stopped."""
+        return all(
+            child.waits or _is_stopped(child.process.pid)
+            for child in self._children
+            if child.running
+        )
+
+    def ends(self) -> list[RankEnd]:
+        """How each rank's episode ended, by rank; of those that wait, with the loss of another.
+        All others are ended."""
+        lost = TransportError.exit_code
+        return [
+            RankEnd(child.rank, lost) if child.waits else child.kill() for child in self._in_order
+        ]
+
+    def go_on(self, ranks: Sequence[int], world_size: int, address: str, port: int) -> None:
+        """The next episode: those that wait play some of these ranks, as far as they can the ones
+        they had; new processes play the others. Who does not wait is ended."""
+        self.ends()
+        there = {child.rank: child for child in self._children if child.waits}
+        seats = {rank: there.pop(rank) for rank in ranks if rank in there}
+        for rank in ranks:
+            if rank not in seats and there:
+                seats[rank] = there.pop(min(there))
+        for child in there.values():
+            child.kill()
+        self._children = list(seats.values())
+        for rank, child in seats.items():
+            child.begin(Order(rank, world_size, len(ranks), address, port))
+        environment = base_environment(world_size, address, port)
+        environment["LOCAL_WORLD_SIZE"] = str(len(ranks))
+        self._start([rank for rank in ranks if rank not in seats], environment, None)
 
     def end(self) -> list[RankEnd]:
         """Ends all ranks that still run, and returns how each rank ended, by rank."""
@@ -106,26 +179,79 @@ class RankProcesses:
     def kill(self) -> list[RankEnd]:
         """The same at once."""
         self._signal(signal.SIGKILL)
-        return [self._end_of(*each) for each in zip(self._ranks, self._children, strict=False)]
+        return [child.end() for child in self._in_order]
 
-    def _end_of(self, rank: int, child: subprocess.Popen[bytes]) -> RankEnd:
-        status = child.wait()
-        sent, stood_still = (rank, -status) in self._sent, rank in self._stood_still
-        return RankEnd(rank, status, sent, stood_still, child.pid)
+    @property
+    def _in_order(self) -> list[_Child]:
+        return sorted(self._children, key=lambda child: child.rank)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To every rank that runs; one that is stopped hears SIGKILL alone. One that something else
-        has killed may seem to run while its memory is freed, when others have lost it already; it
-        still ends with the other signal."""
-        for rank, child in zip(self._ranks, self._children, strict=False):
-            if child.poll() is not None:
-                continue
-            stopped = _is_stopped(child.pid)
-            if stopped:
-                self._stood_still.add(rank)
-            fitting = signal.SIGKILL if stopped else number
-            self._sent.add((rank, fitting))
-            child.send_signal(fitting)
+        for child in self._children:
+            child.signal(number)
+
+
+class _Child:
+    """One rank's process. `line`: over which it is told of further episodes."""
+
+    def __init__(
+        self, rank: int, process: subprocess.Popen[bytes], line: socket.socket | None
+    ) -> None:
+        self.rank, self.process, self._line = rank, process, line
+        self.said: set[str] = set()  # in this episode
+        self._sent: set[int] = set()  # signals
+        self._stood_still = False
+        if line is not None:
+            threading.Thread(target=self._listen, args=(line,), daemon=True).start()
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def waits(self) -> bool:
+        return self.running and BACK in self.said
+
+    def order(self, order: Order | str) -> None:
+        if self._line is not None:
+            with suppress(OSError):  # it has ended
+                self._line.sendall(words_of(order))
+
+    def begin(self, order: Order) -> None:
+        """The next episode."""
+        self.said.clear()
+        self.rank = order.rank
+        self.order(order)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Where it still runs; one that is stopped hears SIGKILL alone. One that something else has
+        killed may seem to run while its memory is freed, when others have lost it already; it still
+        ends with the other signal."""
+        if not self.running:
+            return
+        stopped = _is_stopped(self.process.pid)
+        self._stood_still |= stopped
+        fitting = signal.SIGKILL if stopped else number
+        self._sent.add(fitting)
+        self.process.send_signal(fitting)
+
+    def kill(self) -> RankEnd:
+        self.signal(signal.SIGKILL)
+        return self.end()
+
+    def end(self) -> RankEnd:
+        """How it ended; waits for that."""
+        status = self.process.wait()
+        if self._line is not None:
+            with suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)
+        return RankEnd(
+            self.rank, status, -status in self._sent, self._stood_still, self.process.pid
+        )
+
+    def _listen(self, line: socket.socket) -> None:
+        with line, suppress(OSError, SpecError), line.makefile("rb") as words:
+            for word in words:
+                self.said.add(str(parse_json(word, "a rank")[0]))
 
 
 def base_environment(world_size: int, address: str, port: int) -> dict[str, str]:

@@ -46,14 +46,15 @@ class ReadyRun:
 @dataclass(frozen=True)
 class Launcher:
     """Who makes runs ready: what it is called in a run's claim, where it says what it does, and
-    how it tokenises. Claims end with `owning`. `starts_here`: its ranks are to run on this
-    machine."""
+    how it tokenises. Claims end with `owning`; `claim`: one that it has already.
+    `starts_here`: its ranks are to run on this machine."""
 
     command: str
     say: Say
     tokenise: Tokenise
     owning: ExitStack
     starts_here: bool = True
+    claim: Claim | None = None
 
     def new(
         self,
@@ -141,4 +142,6 @@ class Launcher:
             require_machine(job, spec, peak_bytes, self.say)
 
     def _claimed(self, path: Path) -> Claim:
+        if self.claim is not None:
+            return self.claim
         return self.owning.enter_context(claim_run(path, self.command, self.say))

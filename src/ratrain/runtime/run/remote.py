@@ -2,32 +2,39 @@
 
 What a host prints appears here behind its name. A request to stop goes to every host on the
 standard input of its command, since ssh passes no signals; where the connection breaks, the ranks
-beyond it save and stop. A host says every second that it is alive. One that is silent for
+beyond it save and stop. A host says twice a second that it is alive. One that is silent for
 `SILENT_S` is taken for lost: its power, cable or kernel may have failed, which other ranks'
 connections show much later.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import IO
 
-from ratrain.errors import RunFailed
+from ratrain.describe.strict import load
+from ratrain.errors import RunFailed, TransportError
+from ratrain.readers.json import as_table, parse_json
+from ratrain.runtime.rank.orders import BACK
 from ratrain.runtime.rank.stop import passed_on
-from ratrain.runtime.run.host_ranks import BEAT, END, STOP
+from ratrain.runtime.run.host_ranks import BEAT, END, STOP, HostEpisode, HostState
+from ratrain.runtime.run.launch import BACK_S
 
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S, _LOOK_S = 0.1, 0.02
 _LAST_WORDS_S = 20.0
 """How long other hosts may go on after one has failed; their ranks find out and end by
 themselves."""
 _GRACE_S = 10.0
-SILENT_S = 10.0
+_JOIN_S = 60.0
+"""How long hosts that are taken in may take until their ranks look for the others."""
+SILENT_S = 2.0
 LOST = 255
 """The status of a host that is lost, as ssh has it."""
 
@@ -36,42 +43,141 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class HostCommand:
-    """What to run on a host. `target`: what `rsh` calls it."""
+    """What to run on a host. `target`: what `rsh` calls it; `episode`: what the command begins
+    with, which a host whose command runs already is told instead."""
 
     host: str
     target: str
     words: Sequence[str]
+    episode: HostEpisode
 
 
 @dataclass(frozen=True)
 class Everywhere:
-    """How the commands of hosts ended: each one's exit status; whether they were asked to stop."""
+    """How the commands of hosts ended: each one's exit status; whether they were asked to stop;
+    whether those that run still can go on in a further episode; whether they train, and others are
+    to be taken in."""
 
     statuses: dict[str, int]
     asked: bool
+    can_go_on: bool = False
+    joined: bool = False
 
 
-def run_everywhere(commands: Sequence[HostCommand], rsh: Sequence[str], tell: Tell) -> Everywhere:
-    """Runs each host's command to its end."""
-    shells: list[_Shell] = []
-    asked = threading.Event()
+class Hosts:
+    """The hosts of a run, each with its command over `rsh`, over one episode or several. To be
+    closed."""
 
-    def stop() -> None:
-        asked.set()
-        for shell in shells:
+    def __init__(self, commands: Sequence[HostCommand], rsh: Sequence[str], tell: Tell) -> None:
+        self._rsh, self._tell = rsh, tell
+        self._shells: dict[str, _Shell] = {}
+        self._joining: dict[str, _Shell] = {}  # of the next episode
+        self._asked = threading.Event()
+        try:
+            for command in commands:
+                self._shells[command.host] = _Shell(command, rsh, tell)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._shells)
+
+    def wait(self, others: threading.Event, *, goes_on: bool = False) -> Everywhere:
+        """Until all have ended, or some time after one has failed; with `goes_on` at once where all
+        were training by then, and where `others` are to be taken in while all train."""
+        with passed_on(self._stop):
+            can_go_on = self._wait(others, goes_on=goes_on)
+        if not can_go_on:
+            self.close()
+        statuses = {
+            host: shell.status if not shell.running else TransportError.exit_code
+            for host, shell in self._shells.items()
+        }
+        joined = can_go_on and not any(shell.failed for shell in self._shells.values())
+        return Everywhere(statuses, self._asked.is_set(), can_go_on, joined)
+
+    def prepare(self, commands: Sequence[HostCommand]) -> None:
+        """Starts those of the next episode's hosts that have no ranks yet, while the others train;
+        returns when theirs look for the others, or something has failed."""
+        for command in commands:
+            if command.host not in self._shells:
+                self._joining[command.host] = _Shell(command, self._rsh, self._tell)
+        end_s = time.monotonic() + _JOIN_S
+        joining, shells = self._joining.values(), self._shells.values()
+        while not all(shell.meets for shell in joining) and time.monotonic() < end_s:
+            if any(shell.failed for shell in (*joining, *shells)):
+                return
+            time.sleep(_LOOK_S)
+
+    def call_back(self) -> list[str]:
+        """Ends the episode; the hosts whose ranks wait for the next one. Others are given up."""
+        end_s = time.monotonic() + BACK_S
+        for shell in self._shells.values():
+            shell.order(BACK)
+        while any(shell.running and not shell.back for shell in self._shells.values()):
+            for shell in self._shells.values():
+                shell.look()
+            if time.monotonic() > end_s:
+                break
+            time.sleep(_LOOK_S)
+        for host, shell in list(self._shells.items()):
+            if not (shell.running and shell.back):
+                shell.kill()
+                del self._shells[host]
+        return list(self._shells)
+
+    def go_on(self, commands: Sequence[HostCommand]) -> None:
+        """The next episode, on these hosts."""
+        wanted = {command.host: command for command in commands}
+        joining = {host: shell for host, shell in self._joining.items() if shell.running}
+        self._joining.clear()
+        for host in self._shells.keys() - wanted.keys():
+            self._shells.pop(host).end()
+        for host, command in wanted.items():
+            if host in self._shells:
+                self._shells[host].begin(command.episode)
+            elif host in joining:
+                self._shells[host] = joining.pop(host)
+            else:
+                self._shells[host] = _Shell(command, self._rsh, self._tell)
+        for shell in joining.values():
+            shell.end()
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        for shell in (*self._shells.values(), *self._joining.values()):
+            shell.end()
+
+    def _stop(self) -> None:
+        self._asked.set()
+        for shell in self._shells.values():
             shell.order(STOP)
 
-    try:
-        for command in commands:
-            shells.append(_Shell(command, rsh, tell))
-        with passed_on(stop):
-            _wait(shells)
-    finally:
-        for shell in shells:
-            shell.end()
-    hosts = (command.host for command in commands)
-    statuses = dict(zip(hosts, (shell.status for shell in shells), strict=True))
-    return Everywhere(statuses, asked.is_set())
+    def _wait(self, others: threading.Event, *, goes_on: bool) -> bool:
+        """For all to end; not for long once one has failed. Whether others can go on."""
+        failed_s: float | None = None
+        shells = self._shells.values()
+        while any(shell.running for shell in shells):
+            for shell in shells:
+                shell.look()
+            failed = any(shell.failed for shell in shells)
+            trains = all(shell.trained for shell in shells)
+            if failed and goes_on and trains and not self._asked.is_set():
+                return any(shell.running for shell in shells)
+            if others.is_set() and trains and not failed and not self._asked.is_set():
+                return all(shell.running for shell in shells)
+            if any(shell.lost for shell in shells):
+                return False  # others wait for it, in connections that are whole
+            if failed_s is None and failed:
+                failed_s = time.monotonic()
+            for shell in shells:
+                shell.end_waiting()
+            if failed_s is not None and time.monotonic() - failed_s > _LAST_WORDS_S:
+                return False
+            time.sleep(_LOOK_S if goes_on else _LOOK_EVERY_S)
+        return False
 
 
 class _Shell:
@@ -80,7 +186,8 @@ class _Shell:
     def __init__(self, command: HostCommand, rsh: Sequence[str], tell: Tell) -> None:
         self.host, self._tell = command.host, tell
         self._heard_s: float | None = None  # it has begun, and was alive then
-        self.lost = False
+        self._state, self._told = HostState(), 0
+        self.lost = self.trained = self._ending = False
         words = [*rsh, command.target, shlex.join(command.words)]
         try:
             self._child = subprocess.Popen(
@@ -110,7 +217,28 @@ class _Shell:
 
     @property
     def failed(self) -> bool:
-        return self.lost or bool(self._child.poll())
+        return self.lost or bool(self._child.poll()) or (self._is_news and self._state.failed)
+
+    @property
+    def back(self) -> bool:
+        """Whether its ranks wait for the next episode, those that are not lost."""
+        return self._is_news and self._state.back
+
+    @property
+    def meets(self) -> bool:
+        """Whether its ranks look for the others."""
+        return self._is_news and self._state.meet
+
+    @property
+    def _is_news(self) -> bool:
+        """Whether what it said last is of the episode that it was told of last."""
+        return self._state.episode == self._told
+
+    def begin(self, episode: HostEpisode) -> None:
+        """The next episode, with its ranks in it."""
+        self._told += 1
+        self.trained = False
+        self.order(json.dumps(asdict(episode)))
 
     @property
     def status(self) -> int:
@@ -144,25 +272,28 @@ class _Shell:
         if not self.lost:
             self._reader.join(_GRACE_S)
 
+    def end_waiting(self) -> None:
+        """Where ranks were lost that trained, nobody waits for another episode any longer."""
+        if self._is_news and self._state.failed and self._state.train and not self._ending:
+            self._ending = True
+            self.order(END)
+
+    def kill(self) -> None:
+        """Ends it at once; its host may not answer any more."""
+        self._child.kill()
+        self._child.wait()
+
     def _pass_on(self, stream: IO[str]) -> None:
         for line in stream:
-            if BEAT in line:
+            said, beat, state = line.partition(BEAT)
+            if beat:  # behind what a rank has printed of a line by then
                 self._heard_s = time.monotonic()
-            said = line.replace(BEAT, "").rstrip()
-            if said or BEAT not in line:
-                self._tell(f"{self.host}: {said}")
+                if state.startswith("{"):
+                    self._take(state)
+            if said.strip():
+                self._tell(f"{self.host}: {said.rstrip()}")
 
-
-def _wait(shells: Sequence[_Shell]) -> None:
-    """For all to end; not for long once one has failed."""
-    failed_s: float | None = None
-    while any(shell.running for shell in shells):
-        for shell in shells:
-            shell.look()
-        if any(shell.lost for shell in shells):
-            return  # others wait for it, in connections that are whole
-        if failed_s is None and any(shell.failed for shell in shells):
-            failed_s = time.monotonic()
-        if failed_s is not None and time.monotonic() - failed_s > _LAST_WORDS_S:
-            return
-        time.sleep(_LOOK_EVERY_S)
+    def _take(self, state: str) -> None:
+        """What the host says of its ranks."""
+        self._state = load(HostState, *as_table(*parse_json(state, self.host)))
+        self.trained |= self._is_news and self._state.train

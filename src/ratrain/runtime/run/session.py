@@ -52,24 +52,33 @@ def run_session(
     begin_attempt(folder, first_step, lab=lab is not None, restarts=restarts)
     charts = trackers(folder.path)
 
+    starts, going_on = 1, list[bool]()
+
+    def left() -> int:
+        return restarts + 1 - starts
+
     def tick() -> None:
         stopping = folder.stop_request.exists()
         rows = follower.new_rows()
         for row in rows:
+            if going_on and "started_s" in row:
+                going_on.clear()
+                begin_attempt(folder, row["step"], lab=lab is not None, restarts=left())
             for chart in charts:
                 chart.write(row)
             show(meter.take(row), stopping)
         if not rows:
             show(None, stopping)
 
-    starts = 1
-
-    def starting_again(cause: RatrainError) -> None:
+    def starting_again(cause: RatrainError, goes_on: bool) -> None:
         nonlocal starts
         starts, step = starts + 1, newest_step(folder)
-        left = restarts + 1 - starts
-        begin_attempt(folder, step, lab=lab is not None, restarts=left)
-        say(f"{cause.what}; restarting from step {step} (start {starts} of {restarts + 1})")
+        how = "the other ranks go on" if goes_on else f"restarting from step {step}"
+        say(f"{cause.what}; {how} (start {starts} of {restarts + 1})")
+        if goes_on:
+            going_on[:] = [True]  # from which step its first row says
+        else:
+            begin_attempt(folder, step, lab=lab is not None, restarts=left())
 
     try:
         launch(

@@ -2,35 +2,42 @@
 
 After a failure each host of the cluster is asked whether it is there. Where those that answer are
 not those that the run was planned for, it is planned anew for them; then all ranks resume from the
-latest checkpoint. Hosts share the run's folder: what one of them alone has is lost with it.
+latest checkpoint. Where all were training, the ranks of hosts that are left go on in the same
+processes, with what they hold. Hosts share the run's folder: what one of them alone has is lost
+with it.
 """
 
 from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ratrain.describe.job import JobSpec
-from ratrain.errors import SAVED_NOT_FINISHED, PeerDown, RatrainError, RunFailed
+from ratrain.errors import SAVED_NOT_FINISHED, CheckpointError, PeerDown, RatrainError, RunFailed
 from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.ready import Launcher
-from ratrain.runtime.run.remote import LOST, Everywhere, HostCommand, run_everywhere
+from ratrain.runtime.run.remote import LOST, Everywhere, HostCommand, Hosts
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 _WITHOUT = "cluster.without"
-ANSWER_S = 10.0
-"""A host that takes longer to answer is taken for lost."""
+ANSWER_S, LOOK_S = 10.0, 2.0
+"""A host that takes longer to answer is taken for lost: when nothing runs; while others do."""
+_TRIES = 10
+LOOK_EVERY_S = 5.0
+"""How often hosts that the run does without are asked whether they are back."""
 
 
 @dataclass(frozen=True)
 class Surviving:
     """How a run is started, and told of. `commands`: what each host that has ranks runs, as the
-    run's folder is now; `targets`: what `rsh` calls every host of the cluster, by its name."""
+    run's folder is now; `targets`: what `rsh` calls every host of the cluster, by its name;
+    `goes_on`: the commands are ones whose ranks can go on after a loss."""
 
     folder: RunFolder
     commands: Callable[[], Sequence[HostCommand]]
@@ -38,27 +45,96 @@ class Surviving:
     rsh: Sequence[str]
     launcher: Callable[[], Launcher]
     tell: Callable[[str], None]
+    goes_on: bool = False
 
     def run(self, restarts: int) -> int:
         """Runs to the end, or until it was asked to stop, or has failed once more than it may be
         restarted; the exit status."""
-        for left in range(restarts, -1, -1):
-            ended = run_everywhere(self.commands(), self.rsh, self.tell)
-            status = worst_status(ended.statuses.values())
-            if status in (0, SAVED_NOT_FINISHED) or ended.asked:
-                return status
-            if not left:
-                _require_reached(ended)
-                return status
-            self.tell(f"{_words(ended)}; start {restarts - left + 2} of {restarts + 1}")
-            self._plan_for_those_there()
-        raise AssertionError("the last start returns")
+        hosts: Hosts | None = None
+        left, looks = restarts, True
+        try:
+            while True:
+                hosts = hosts or Hosts(self.commands(), self.rsh, self.tell)
+                with self._looking(looks=looks) as returned:
+                    ended = hosts.wait(returned, goes_on=self.goes_on and left > 0)
+                if ended.joined:
+                    looks = self._take_in(hosts)
+                    continue
+                status = worst_status(ended.statuses.values())
+                if not ended.can_go_on:
+                    hosts = None
+                    if status in (0, SAVED_NOT_FINISHED) or ended.asked:
+                        return status
+                    if not left:
+                        _require_reached(ended)
+                        return status
+                left, looks = left - 1, True
+                self.tell(f"{_words(ended)}; start {restarts - left + 1} of {restarts + 1}")
+                if hosts is None:
+                    self._plan_for_those_there(self._lost())
+                else:
+                    self._go_on(hosts)
+        finally:
+            if hosts is not None:
+                hosts.close()
 
-    def _plan_for_those_there(self) -> None:
+    def _go_on(self, hosts: Hosts) -> None:
+        """After a loss: without the hosts that were given up, which may be taken in later."""
+        before = set(hosts.names)
+        there = hosts.call_back()
+        spec = self.folder.read_spec()
+        asked = _as_asked(spec)
+        gone = _left_out(asked, spec) | (before - set(there))
+        lost = tuple(name for name in self.targets if name in gone)
+        if lost and asked.layout is not None:
+            lost = self._lost(there, LOOK_S)
+        self._plan_for_those_there(lost)
+        hosts.go_on(self.commands())
+
+    def _take_in(self, hosts: Hosts) -> bool:
+        """Hosts that are back: the run is planned anew and their processes begin while the others
+        train; these are called back when all can meet. Whether that was possible."""
+        lost = self._lost(hosts.names, LOOK_S)
+        for _ in range(_TRIES):
+            try:
+                self._plan_for_those_there(lost)
+                break
+            except CheckpointError:  # ranks remove some meanwhile: there are newer ones
+                continue
+            except RatrainError as error:
+                self.tell(f"hosts that are back are not taken in: {error.what}")
+                return False
+        else:
+            return True  # they are asked again
+        hosts.prepare(self.commands())
+        hosts.call_back()
+        hosts.go_on(self.commands())
+        return True
+
+    @contextmanager
+    def _looking(self, *, looks: bool) -> Generator[threading.Event]:
+        """An event that comes when a host answers that the run does without."""
+        returned, over = threading.Event(), threading.Event()
+        spec = self.folder.read_spec()
+        left_out = _left_out(_as_asked(spec), spec) & set(self.targets)
+
+        def look() -> None:
+            there = set(self.targets) - left_out
+            while not over.wait(LOOK_EVERY_S):
+                if set(self._lost(there, LOOK_S)) != left_out:
+                    returned.set()
+                    return
+
+        thread = threading.Thread(target=look, daemon=True)
+        if looks and left_out and self.goes_on:
+            thread.start()
+        yield returned
+        over.set()
+
+    def _plan_for_those_there(self, lost: tuple[str, ...]) -> None:
         """Gives the run another program, where other hosts are there than it has one for."""
         spec = self.folder.read_spec()
         asked = _as_asked(spec)
-        lost = self._lost()
         if set(lost) == _left_out(asked, spec):
             return
         if asked.checkpoint.disks == "per-host":
@@ -91,21 +167,23 @@ class Surviving:
                     "so that it is planned for the hosts that there are",
                 ) from error
 
-    def _lost(self) -> tuple[str, ...]:
-        """The hosts that do not answer, in the cluster's order."""
-        answers = dict.fromkeys(self.targets, False)
+    def _lost(self, there: Collection[str] = (), patience_s: float = ANSWER_S) -> tuple[str, ...]:
+        """The hosts that do not answer, in the cluster's order. `there`: known to be there."""
+        answers = {name: name in there for name in self.targets}
 
         def ask(name: str) -> None:
             words = [*self.rsh, self.targets[name], "true"]
             try:
                 done = subprocess.run(
-                    words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S
+                    words, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s
                 )
             except (OSError, subprocess.TimeoutExpired):
                 return
             answers[name] = done.returncode == 0
 
-        threads = [threading.Thread(target=ask, args=(name,)) for name in self.targets]
+        threads = [
+            threading.Thread(target=ask, args=(name,)) for name in self.targets if name not in there
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

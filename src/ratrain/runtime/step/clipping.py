@@ -36,6 +36,10 @@ class Clipping:
         """What the step's gradients are multiplied by."""
         self._state_after: dict[int, dict[str, float]] = {}
 
+    def begin(self, step: int) -> None:
+        """The first step is this one: what is known now is what the one before it has left."""
+        self._state_after[step - 1] = self._state_now(step - 1)
+
     @property
     def scale(self) -> float:
         """What losses are multiplied by."""

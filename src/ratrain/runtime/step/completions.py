@@ -45,6 +45,15 @@ class Completions:
                 self._bell[op.lane].wait_for(lambda: self._stopped or not self._awaited[op.lane])
             return False
 
+    def has_ended(self, op: LocalOp, turn: int) -> bool:
+        """Whether an op has ended in its turn-th period."""
+        return self._ended[op.number] > turn
+
+    def may_begin(self, op: LocalOp, turn: int) -> bool:
+        """Whether all that it waits for has ended, on other lanes than its own."""
+        with self._lock:
+            return not self._missing(op, turn)
+
     def behind(self, op: LocalOp, turn: int) -> list[Mark]:
         """The ends of the ops that one has waited for, in its turn-th period."""
         awaited = [(other, turn) for other in op.waits]

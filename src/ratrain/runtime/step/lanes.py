@@ -72,6 +72,8 @@ class Lanes:
         self._run_ahead, self._given = ahead, Given()  # of the compute lane
         self._kept_steps = 0
         self._times = StepTimes()
+        self._threads: list[threading.Thread] = []
+        self._step_of: dict[Lane, int] = {}
 
     def run(
         self,
@@ -92,14 +94,14 @@ class Lanes:
         if self._failure is not None:
             raise self._failure
         others = [lane for lane in self._schedule.lanes if lane is not Lane.COMPUTE]
-        threads = [
+        self._threads = [
             threading.Thread(target=self._lane, args=(lane, gate), name=lane.word, daemon=True)
             for lane in others
         ]
-        for thread in threads:
+        for thread in self._threads:
             thread.start()
         self._lane(Lane.COMPUTE, gate)
-        for thread in threads:
+        for thread in self._threads:
             while thread.is_alive() and self._failure is None:
                 thread.join(0.2)
         if self._failure is not None:
@@ -117,6 +119,29 @@ class Lanes:
         if self._failed is not None:
             self._failed()
 
+    def are_back(self, patience_s: float) -> bool:
+        """Waits until no lane is at work any more, once `run` has raised; whether that is so."""
+        end_s = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, end_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def finish(self, kind: Kind) -> None:
+        """Does what is left of a lane's step, once all lanes are back: its next ops, as long as
+        they are of this kind, which needs no other rank, and all that they wait for has ended."""
+        for lane, step in self._step_of.items():
+            turn = self._turn(step)
+            for op in self._schedule.of_step(lane, step + self._ahead):
+                if self._completions.has_ended(op, turn):
+                    continue
+                needs_nobody = op.kind is kind or op.kind.is_barrier
+                if not (needs_nobody and self._completions.may_begin(op, turn)):
+                    break
+                with self._device.stream(lane.word) as stream:
+                    self._execute(op, step)
+                    mark = stream.finish()
+                self._completions.ended(op, time.perf_counter(), mark)
+
     def record_last(self, steps: int) -> None:
         """Ops of each lane's last steps are kept on record, whenever the run ends."""
         self._kept_steps = steps
@@ -130,6 +155,7 @@ class Lanes:
         try:
             with self._device.stream(lane.word) as stream:
                 while gate(lane, step):
+                    self._step_of[lane] = step
                     oldest = step - self._kept_steps
                     self._records[lane] = [ran for ran in self._records[lane] if ran.step > oldest]
                     for op in self._schedule.of_step(lane, step + self._ahead):
@@ -142,8 +168,7 @@ class Lanes:
 
     def _one(self, op: LocalOp, step: int, stream: Stream) -> None:
         reached_s = time.perf_counter()
-        period = self._schedule.period
-        turn = (step + self._ahead) // period - (self._first_step + self._ahead) // period
+        turn = self._turn(step)
         if not self._completions.wait(op, turn):
             raise Stopped
         stream.begin(op, step, partial(self._completions.behind, op, turn), self._state_name)
@@ -168,6 +193,11 @@ class Lanes:
                 reached_s, start_s = max(reached_s, ran.end_s), max(start_s, ran.end_s)
         self._keep(op, Ran(step, op.number, reached_s, start_s, end_s, self._awaited(op)))
         self._completions.ended(op, end_s, mark)
+
+    def _turn(self, step: int) -> int:
+        """Which period since the beginning a step is in."""
+        period = self._schedule.period
+        return (step + self._ahead) // period - (self._first_step + self._ahead) // period
 
     def _let_go(self, op: LocalOp) -> None:
         """Nobody uses any more what an op frees or replaces."""

@@ -175,7 +175,7 @@ def schedule_of(program: Program, rank: int) -> Schedule:
         for index, op in enumerate(mine.tolist())
     )
     units = tuple(_local_unit(program, rank, local_unit[g], g) for g in unit_numbers.tolist())
-    return Schedule(program, rank, ops, units, _persistent(table, rank))
+    return Schedule(program, rank, ops, units, persistent_of(table, rank))
 
 
 def _waits(table: Table, edges: EdgeList, number: Ints) -> dict[int, tuple[int, ...]]:
@@ -250,7 +250,8 @@ def _uses(table: Table, number: Ints, local_unit: Mapping[int, int]) -> dict[int
     return of_ops
 
 
-def _persistent(table: Table, rank: int) -> tuple[HeldState, ...]:
+def persistent_of(table: Table, rank: int) -> tuple[HeldState, ...]:
+    """What a program rank holds all the time, family by family."""
     states = table.states
     rows = np.flatnonzero(states.persistent & (states.rank == rank) & (states.size_bytes > 0))
     sums: dict[tuple[str, str], int] = defaultdict(int)

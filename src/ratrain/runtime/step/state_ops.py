@@ -21,7 +21,7 @@ from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.tied import add_here, counted_once, tied_gradients
-from ratrain.runtime.step.unit_state import UnitState
+from ratrain.runtime.step.unit_state import TORN, UnitState
 
 PASSING = ("passing_f", "passing_b")
 """Views that are gathered once for a whole pass."""
@@ -195,7 +195,7 @@ class StateOps:
 
     def update_shard(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
-        clipping = self.clipping
+        clipping, unit.version = self.clipping, TORN
         mean: Tensor | None = self._held.read(op, "averaged")
         if mean is not None:
             first = unit.parts[0].begin  # of what this rank updates, which is all that was copied
@@ -210,6 +210,7 @@ class StateOps:
                 gradient = self._reduced(unit, slice(part.begin, part.end))
                 part.update(gradient, self._train, step, done, clipping.factor)
         self._make_weights(unit, op)
+        unit.version = step + 1
 
     def _make_weights(self, unit: UnitState, op: LocalOp) -> None:
         """What compute reads, of the updated master weights: over what it has read; or, where that

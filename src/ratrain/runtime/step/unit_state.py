@@ -26,6 +26,9 @@ from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.outer import OuterStates
 from ratrain.runtime.step.schedule import LocalUnit
 
+TORN = -1
+"""The version of a unit whose update has begun and not ended."""
+
 
 class Collectives(NamedTuple):
     """By which algorithms a unit's holders reduce its gradient, and gather its weights."""
@@ -79,6 +82,7 @@ class UnitState:
     updated: Tensor | None = None  # own shares, until a view that waits elsewhere is gathered
     own: bool = False  # other replicas' or sites' states differ, and are saved by themselves
     across: Across | None = None  # where sites average weights
+    version: int = 0  # steps whose update is in its weights and states; `TORN` during one
 
     @property
     def trained(self) -> bool:
@@ -180,7 +184,7 @@ class UnitState:
         return len(self.holders) if self.slots is None else self.slots.replicas
 
     @property
-    def version(self) -> tuple[int, int]:
+    def own_place(self) -> tuple[int, int]:
         """Of which replica or site its states are, where they are its own, and of how many."""
         if self.across is None:
             return self.place, len(self.holders)

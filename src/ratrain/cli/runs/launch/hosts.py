@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import click
@@ -53,8 +53,9 @@ from ratrain.cli.terminal.options import PATH
     default=0,
     show_default=True,
     metavar="N",
-    help="Start again after a failure, this often: without hosts that are lost.",
+    help="Go on after a failure, this often: without hosts that are lost.",
 )
+@click.option("--claim", hidden=True, help="Of the run's folder: the launcher's.")
 @click.option("--follow-input", is_flag=True, hidden=True, help="Take orders on standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print each host's command, start nothing.")
 def command(
@@ -66,6 +67,7 @@ def command(
     python: str,
     restarts: int,
     follow_input: bool,
+    claim: str | None,
     as_json: bool,
 ) -> int:
     """Start the ranks of RUN, which `ratrain train JOB --prepare-only` has made, on the
@@ -76,8 +78,9 @@ def command(
     them to save and stop; a second one ends them. RUN and what its job reads must be on
     every host under the same path; the command again resumes from the latest checkpoint.
 
-    With --restarts it does so by itself after a failure. Hosts that do not answer then are
-    left out: the run is planned anew for the others, and again when they return.
+    With --restarts it goes on by itself after a failure: with the ranks that are left and
+    what they hold, where they were training. Hosts that do not answer are left out: the run
+    is planned anew for the others, and again when they are back.
 
     \b
     Examples (the word hosts may be left out):
@@ -87,7 +90,9 @@ def command(
     """
     from ratrain.cli.runs.train import prepare_data
     from ratrain.plan import load_job
-    from ratrain.runtime.run.host_ranks import run_host_ranks
+    from ratrain.runtime.kept_metrics import set_damage_aside
+    from ratrain.runtime.ownership import Claim, claim_run, handed_on
+    from ratrain.runtime.run.host_ranks import HostEpisode, run_host_ranks
     from ratrain.runtime.run.hosts import host_called, hosts_of
     from ratrain.runtime.run.ready import Launcher
     from ratrain.runtime.run.remote import HostCommand
@@ -102,10 +107,11 @@ def command(
     if host is not None and not as_json:
         ranks = host_called(hosts, host).ranks
         first = next(each.name for each in hosts if 0 in each.ranks)
-        rendezvous = address_of[first], port
-        return run_host_ranks(
-            folder, ranks, spec.seats.world_size, rendezvous, follow_input=follow_input
-        )
+        episode = HostEpisode(tuple(ranks), spec.seats.world_size, address_of[first], port)
+        with handed_on(claim) if claim else nullcontext():
+            return run_host_ranks(
+                folder, episode, follow_input=follow_input, goes_on=claim is not None
+            )
 
     def commands(*more: str) -> list[HostCommand]:
         spec = folder.read_spec()
@@ -114,7 +120,12 @@ def command(
         words = (python, "-P", "-m", "ratrain", "launch", str(folder.path))
         meeting = ("--at", f"{first}={address_of[first]}", "--port", str(port), *more)
         return [
-            HostCommand(each.name, address_of[each.name], [*words, "--host", each.name, *meeting])
+            HostCommand(
+                each.name,
+                address_of[each.name],
+                [*words, "--host", each.name, *meeting],
+                HostEpisode(tuple(each.ranks), spec.seats.world_size, address_of[first], port),
+            )
             for each in hosts
             if each.ranks
         ]
@@ -129,15 +140,32 @@ def command(
         ]
         print_json("launch hosts", {"run": str(folder.path), "hosts": body})
         return 0
-    surviving = Surviving(
-        folder,
-        lambda: commands("--follow-input"),
-        address_of,
-        shlex.split(rsh),
-        lambda: Launcher("ratrain launch", say, prepare_data, ExitStack(), starts_here=False),
-        say,
-    )
-    return surviving.run(restarts)
+    job = load_job(Path(spec.job_path), spec.overrides)
+    with ExitStack() as owning:
+        own_claim: Claim | None = None
+        if restarts and job.checkpoint.disks == "shared":
+            own_claim = owning.enter_context(claim_run(folder.path, "ratrain launch", say))
+            folder.stop_request.unlink(missing_ok=True)
+            for line in set_damage_aside(folder):
+                say(line)
+        handed = ("--claim", own_claim.words) if own_claim else ()
+        surviving = Surviving(
+            folder,
+            lambda: commands("--follow-input", *handed),
+            address_of,
+            shlex.split(rsh),
+            lambda: Launcher(
+                "ratrain launch",
+                say,
+                prepare_data,
+                ExitStack(),
+                starts_here=False,
+                claim=own_claim,
+            ),
+            say,
+            goes_on=own_claim is not None,
+        )
+        return surviving.run(restarts)
 
 
 def _addresses(given: tuple[str, ...], hosts: list[str]) -> dict[str, str]:

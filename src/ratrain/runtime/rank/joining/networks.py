@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ratrain.devices import Device
 from ratrain.program.program import Program
 from ratrain.runtime.rank.joining.connections import connect_all
 from ratrain.runtime.rank.joining.rendezvous import Rendezvous
 from ratrain.runtime.seats import Seat, Seats
-from ratrain.runtime.step.network.links import Routes, all_needs, routes_of
+from ratrain.runtime.step.network.links import Links, Need, Routes, all_needs, routes_of
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.network.socket_network import SocketNetwork
 from ratrain.runtime.step.network.staged_network import StagedNetwork, Staging
@@ -23,15 +23,18 @@ def network_of(
     rendezvous: Rendezvous,
     timeout_s: float,
     hosts: Sequence[int],
-) -> Network:
-    """A program's network, for tensors of a device. All ranks call this together. `hosts`, by world
-    rank: the number of its host."""
+    more: Collection[Need] = (),
+) -> tuple[Network, Links]:
+    """A program's network, for tensors of a device, and the connections of `more` needs. All ranks
+    call this together. `hosts`, by world rank: the number of its host."""
     routes = routes_of(program.setup, seats)
     pinned = device.kind == "cuda"
-    network = connected(seats, seat, routes, rendezvous, timeout_s, hosts, readable=not pinned)
+    network, others = connected(
+        seats, seat, routes, rendezvous, timeout_s, hosts, more, readable=not pinned
+    )
     if device.place.type == "cpu":
-        return network
-    return StagedNetwork(network, Staging(pinned=pinned))
+        return network, others
+    return StagedNetwork(network, Staging(pinned=pinned)), others
 
 
 def connected(
@@ -41,11 +44,15 @@ def connected(
     rendezvous: Rendezvous,
     timeout_s: float,
     hosts: Sequence[int] = (),
+    more: Collection[Need] = (),
     *,
     readable: bool = True,
-) -> SocketNetwork:
-    """A rank's network for tensors in host memory. `hosts`: left out, all are on one; `readable`:
-    others of this machine can read it."""
+) -> tuple[SocketNetwork, Links]:
+    """A rank's network for tensors in host memory, and the connections of `more` needs. `hosts`:
+    left out, all are on one; `readable`: others of this machine can read it."""
     hosts = hosts or (0,) * seats.world_size
-    links = connect_all(rendezvous, all_needs(seats, seat, routes), timeout_s, readable=readable)
-    return SocketNetwork(seats, seat, links, hosts, divides_rows=routes.divides_rows)
+    needs = [*all_needs(seats, seat, routes), *more]
+    links = connect_all(rendezvous, needs, timeout_s, readable=readable)
+    others = {need: links[need] for need in more}
+    own = {need: link for need, link in links.items() if need not in others}
+    return SocketNetwork(seats, seat, own, hosts, divides_rows=routes.divides_rows), others

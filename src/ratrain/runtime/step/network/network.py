@@ -113,6 +113,11 @@ class Network(Protocol):
         """What this rank has sent so far, tensors and words; None: nobody counts it."""
         ...
 
+    def hang_up(self) -> None:
+        """Whoever waits in a call of it, here or on a peer, is told that the connection is lost.
+        From any thread."""
+        ...
+
     def close(self) -> None:
         """Peers see the end of every stream."""
         ...

@@ -225,6 +225,10 @@ class SocketNetwork:
             sent[peer] += link.sent_bytes
         return sent
 
+    def hang_up(self) -> None:
+        for link in self._links.values():
+            link.hang_up()
+
     def close(self) -> None:
         """Peers see the end of every stream."""
         for link in self._links.values():

@@ -121,6 +121,9 @@ class StagedNetwork:
     def sent_bytes(self) -> int | None:
         return self._inner.sent_bytes
 
+    def hang_up(self) -> None:
+        self._inner.hang_up()
+
     def close(self) -> None:
         """Peers see the end of every stream."""
         self._inner.close()

@@ -1,0 +1,490 @@
+"""One episode of a rank: everything found, put together, run, and reported."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ratrain.checkpoint.best import read_best
+from ratrain.checkpoint.entries import OPTIMIZER
+from ratrain.checkpoint.folder import step_name
+from ratrain.corpus.held_out import HeldOut
+from ratrain.corpus.identity import KEY, identity_of
+from ratrain.corpus.of_job import JobData
+from ratrain.corpus.samples import Samples
+from ratrain.describe.job import JobSpec
+from ratrain.describe.model import config_hash
+from ratrain.devices import Device, Memory
+from ratrain.errors import RatrainError
+from ratrain.objects.client import close_stores
+from ratrain.program.program import Program
+from ratrain.readers.writing import write_whole
+from ratrain.runtime.environment import Launch
+from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
+from ratrain.runtime.ownership import Claim
+from ratrain.runtime.rank.beginning import Together, begun, frozen_of
+from ratrain.runtime.rank.calibration.calibrate import calibrate, gathered
+from ratrain.runtime.rank.calibration.prediction import write_prediction
+from ratrain.runtime.rank.calibration.run_costs import ElementBytes
+from ratrain.runtime.rank.checked import CheckedOps, RankCheck
+from ratrain.runtime.rank.control import Round
+from ratrain.runtime.rank.devices import own_device
+from ratrain.runtime.rank.folder_lock import FolderLock
+from ratrain.runtime.rank.joining.agreement import Reading, agree, read_run
+from ratrain.runtime.rank.joining.membership import Membership
+from ratrain.runtime.rank.joining.networks import network_of
+from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join, told_by_all
+from ratrain.runtime.rank.joining.seating import seated
+from ratrain.runtime.rank.live import NOTHING, Kept, LiveReader, LiveStates, live_states
+from ratrain.runtime.rank.metrics import MetricsLog, StepRows, validation_row
+from ratrain.runtime.rank.orders import MEETS, TRAINS, Orders
+from ratrain.runtime.rank.rank_log import RankLog
+from ratrain.runtime.rank.rows import Row
+from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.stop import StopRequests
+from ratrain.runtime.rank.stragglers import Stragglers
+from ratrain.runtime.rank.tiers import disk_folder, run_name, tiers_of
+from ratrain.runtime.rank.trackers import own_trackers
+from ratrain.runtime.rank.trainer import Begin, RankRun
+from ratrain.runtime.rank.validation import HeldOutShare, Validated
+from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
+from ratrain.runtime.seats import Seat, parts_of_units
+from ratrain.runtime.secret import read_secret
+from ratrain.runtime.step.allocator import memory_of
+from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.below import Tier
+from ratrain.runtime.step.network.network import Network
+from ratrain.runtime.step.ops import RankOps
+from ratrain.runtime.step.schedule import held_sum, persistent_of
+from ratrain.runtime.step.states import DTYPES
+from ratrain.runtime.step.tensor_parts import stored_sizes
+
+JOINING_S = 120.0
+"""Processes may begin this long after each other, however impatient the job is later on."""
+_NO_LIMIT = 1 << 60
+TOKENISING_S = 3600.0
+"""One host may have to tokenise the data that another has ready."""
+
+
+@dataclass
+class RankProcess:
+    """What a rank's process has for all its episodes. `orders`: its launcher's, where that lets
+    survivors of a loss go on; `kept`: what is left of the episode before."""
+
+    folder: RunFolder
+    lock: FolderLock
+    log: RankLog
+    requests: StopRequests
+    orders: Orders | None = None
+    kept: Kept = NOTHING
+    device: Device | None = None
+    memory: Memory | None = None
+
+    def devices(self, job: JobSpec, spec: RunSpec, membership: Membership) -> tuple[Device, Memory]:
+        """What it computes on, from its first episode on, and what it holds of that."""
+        if self.device is None or self.memory is None:
+            self.device = own_device(job, spec, self.log.rank, membership.host)
+            self.memory = memory_of(self.device)
+        return self.device, self.memory
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """What a rank knows and may do once all have agreed, in one episode."""
+
+    folder: RunFolder
+    spec: RunSpec
+    job: JobSpec
+    program: Program
+    data: JobData
+    seat: Seat
+    membership: Membership
+    claim: Claim
+    log: RankLog
+
+
+class Episode:
+    """One membership of ranks, one program, from the moment when they meet to the last step, or to
+    the loss of a rank. `number`: how many this process had before; `began_s`: when, by the wall
+    clock. What `run` opens is closed by `close`."""
+
+    def __init__(self, process: RankProcess, number: int, launch: Launch, began_s: float) -> None:
+        self._process, self._launch = process, launch
+        self.number, self._began_s = number, began_s
+        self._closing = ExitStack()
+        self._network: Network | None = None
+        self._run: RankRun | None = None
+
+    def run(self) -> bool:
+        """Whether the last step was done."""
+        folder, lock, log = self._process.folder, self._process.lock, self._process.log
+        reading = read_run(folder)
+        timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
+        launch, secret = self._launch, _secret(folder, reading)
+        if self._process.orders is not None:
+            self._process.orders.say(MEETS)
+        rendezvous = join(launch, secret, timeout_s)
+        if launch.place is not None:
+            rendezvous = seated(rendezvous, launch, folder, reading, secret, timeout_s)
+        rank = lock.rank = log.rank = rendezvous.rank
+        rendezvous.broadcast.wait_up_to(TOKENISING_S)
+        context = _agreed(folder, rank, reading, rendezvous, lock, log)
+        rendezvous.broadcast.wait_up_to(timeout_s)
+        return self._trained(context, rendezvous)
+
+    def interrupt(self, error: BaseException) -> None:
+        """Ends it with an error found elsewhere; from any thread."""
+        if self._run is not None:
+            self._run.fail(error)
+        if self._network is not None:
+            self._network.hang_up()
+
+    def called_back(self) -> bool:
+        """Once `run` has raised: whether its steps had begun, nothing of it is at work any more,
+        and what this rank keeps of it is with the process."""
+        if self._process.orders is None or self._run is None or self._run.control is None:
+            return False
+        if not self._run.call_back():
+            return False
+        self._process.kept = self._run.kept()
+        if self._process.memory is not None:
+            self._process.memory.limit(_NO_LIMIT)
+        return True
+
+    def close(self) -> None:
+        """Lets go of all that it has opened."""
+        self._run = None
+        self._closing.close()
+        gc.collect()  # gradients and activations
+
+    def _trained(self, context: RankContext, rendezvous: Rendezvous) -> bool:
+        process, rank = self._process, context.seat.world_rank
+        folder, log = context.folder, context.log
+        device, memory = process.devices(context.job, context.spec, context.membership)
+        torch.set_num_threads(context.spec.threads)
+        live = self._live(context, rendezvous)
+        network, links = network_of(
+            context.program,
+            context.spec.seats,
+            context.seat,
+            device,
+            rendezvous,
+            context.job.train.timeout_s,
+            context.spec.hosts,
+            live.needs(rank) if live else (),
+        )
+        self._network = network
+        self._closing.callback(network.close)
+        kept, process.kept = process.kept, NOTHING
+        reader = live and LiveReader(live, rank, kept, links)
+        del kept
+        telling = _Telling(context, self._began_s)
+        self._closing.callback(telling.close)
+        if live:
+            telling.of_survivors(live)
+        tiers = self._closing.enter_context(_tiers(context, device))
+        if rank == 0 and context.spec.allocator and not memory.counts:
+            log.say("what ranks allocate is neither counted nor limited: see the report")
+        identity = identity_of(context.data.prepared)
+        frozen = frozen_of(context.job, context.spec)
+        batches = _batches(context, device)
+        best = read_best(folder.path)
+        check = RankCheck(device, folder.path) if context.spec.check == "compare" else None
+
+        def validated(step: int, validation: Validated) -> None:
+            telling.keep(validation_row(step, validation))
+            saver.validated(step, validation.loss)
+
+        def built(begin: Begin) -> RankRun:
+            return RankRun(
+                context.job,
+                context.program,
+                context.spec,
+                context.seat,
+                network,
+                batches,
+                begin,
+                device=device,
+                on_round=telling.on_round,
+                stop_asked=lambda: process.requests.asked or folder.stop_request.exists(),
+                allocator=memory,
+                held_out=_held_out(context, device),
+                validated=validated,
+                tiers=tiers,
+                ops=RankOps if check is None else CheckedOps,
+            )
+
+        together = Together(rank, context.membership, rendezvous.everybody)
+        live_states = (live, reader) if live and reader else None
+        run = begun(folder, context.job, context.spec, identity, together, built, live_states)
+        self._run = run
+        close_stores()
+        if device.kind == "cuda" and context.job.train.graphs and not run.records_graphs:
+            context.log.say(
+                "graphs: compute cannot be recorded here; kernels are launched one by one"
+            )
+        if rank == 0 and (self.number or context.claim.is_mine):
+            _note(context, lost_steps(folder, run.first_step))
+        # From here on a rank that is silent for the job's timeout is taken for lost. Where an
+        # engine starts ranks again, what was timed before is still good: our own launcher removes
+        # it.
+        is_timed = bool(run.first_step and folder.predicted.exists())
+        if rendezvous.everybody("timed" if is_timed else "")[0] != "timed":
+            _calibrate(context, run, network, memory, device)
+        rendezvous.broadcast.close()
+        saver = CheckpointSaver(
+            _save_spec(context, {KEY: identity, **frozen}),
+            rank,
+            context.membership,
+            run.states,
+            network,
+            state_after=run.ops.clipping.state_after,
+            is_last=run.is_last,
+            require_owned=context.claim.require,
+            saved=lambda step: log.say(f"saved {step_name(step)}"),
+        )
+        run.save_with(saver)
+        if check is not None:
+            check.begin(run)
+        before = best and (best.step, best.validation_loss)
+        log.begin(run.first_step, context.spec.end_step, before)
+        if process.orders is not None:
+            process.orders.say(TRAINS)
+        run.run()
+        saver.arrived()
+        _tell_end(context, run, check)
+        network.barrier()  # no rank leaves while another still communicates
+        saver.remove_sent()
+        finished = run.end_step >= context.spec.end_step
+        ending = "done" if finished else "stopped and saved"
+        log.say(f"{ending}: step {run.end_step} of {context.spec.end_step}")
+        return finished
+
+    def _live(self, context: RankContext, rendezvous: Rendezvous) -> LiveStates | None:
+        """What survivors of an episode hold together, where that is enough to go on from."""
+        setup, rank = context.program.setup, context.seat.program_rank
+        budget_bytes, room_bytes = setup.budget_of(rank), None
+        if budget_bytes is not None:
+            room_bytes = budget_bytes - held_sum(persistent_of(context.program.table, rank))
+        words = self._process.kept.words(room_bytes, survived=self.number > 0)
+        told = told_by_all(rendezvous.everybody(words))
+        live = live_states(context.job.model.spec, setup, context.spec.seats, told)
+        if context.seat.world_rank == 0 and any(of_rank["survived"] for of_rank in told):
+            source = "what the survivors hold" if live else "the latest checkpoint"
+            _note(context, [f"ranks were lost or came: the run goes on from {source}"])
+        return live
+
+
+def _tiers(context: RankContext, device: Device) -> AbstractContextManager[Mapping[str, Tier]]:
+    """The tiers below the device that the rank's states wait in."""
+    rank = context.seat.world_rank
+    return tiers_of(
+        context.program,
+        context.seat,
+        device,
+        lambda: disk_folder(context.job, context.spec.device_numbers[rank], context.folder.path),
+        run_name(context.folder.path),
+        timeout_s=context.job.train.timeout_s,
+        say=lambda line: _note(context, [f"rank {rank}: {line}"]),
+    )
+
+
+def _tell_end(context: RankContext, run: RankRun, check: RankCheck | None) -> None:
+    """Leaves what this rank has measured in the run's folder."""
+    body = {**run.records(), "memory": run.memory()}
+    write_whole(context.folder.rank_file(context.seat.world_rank, "records"), json.dumps(body))
+    if check is not None:
+        check.write()
+
+
+class _Telling:
+    """Of the steps of an episode: in the metrics, which rank 0 writes, and in the log."""
+
+    def __init__(self, context: RankContext, began_s: float) -> None:
+        self._context, self._first = context, context.seat.world_rank == 0
+        self._rows = StepRows(
+            context.job, context.program.setup.budget_bytes, began_s, context.spec.episode
+        )
+        self._stragglers = Stragglers(context.membership.place)
+        self._metrics: MetricsLog | None = None
+        if self._first:
+            if context.claim.is_mine:  # else the launcher did it
+                _note(context, set_damage_aside(context.folder))
+            self._metrics = MetricsLog(context.folder, own_trackers(context.folder.path))
+
+    def on_round(self, step: int, reports: Round) -> None:
+        """Takes a round of control."""
+        self._context.claim.require_seen()
+        if self._first:
+            _note(self._context, self._stragglers.of_round(step, reports))
+        if self._metrics is not None or self._context.log.prints:
+            self.keep(self._rows.row(step, reports))
+
+    def keep(self, row: Row) -> None:
+        if self._metrics is not None:
+            self._metrics.write(row)
+        self._context.log.show(row)
+
+    def of_survivors(self, live: LiveStates) -> None:
+        """Adds the step that was done when a rank was lost, where nobody had told of it: what the
+        survivors report of it."""
+        if self._metrics is None or not live.reports:
+            return
+        if all(row["step"] < live.step - 1 for row in self._context.folder.metrics_lines()):
+            _note(
+                self._context,
+                [f"step {live.step - 1}: its loss is that of the ranks that were not lost"],
+            )
+            self._metrics.write(self._rows.row(live.step - 1, live.reports))
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+
+
+def forget_failure(folder: RunFolder, rank: int) -> None:
+    """What an earlier attempt left would be reported again."""
+    folder.rank_file(rank, "failure").unlink(missing_ok=True)
+
+
+def _note(context: RankContext, lines: list[str]) -> None:
+    for line in lines:
+        context.log.say(line)
+        context.folder.add_note(line)
+
+
+def _secret(folder: RunFolder, reading: Reading) -> bytes:
+    """The run's secret; where it is missing because all is, what was read says so better."""
+    try:
+        return read_secret(folder.secret)
+    except RatrainError as error:
+        raise reading.problem or error from None
+
+
+def _agreed(
+    folder: RunFolder,
+    rank: int,
+    reading: Reading,
+    rendezvous: Rendezvous,
+    lock: FolderLock,
+    log: RankLog,
+) -> RankContext:
+    """What all ranks have agreed on; raises the same error on all of them where they have not."""
+    reading = reading.with_data(log.counting("tokenising"))
+    membership = agree(folder, reading, rendezvous.everybody)
+    log.set_first_on_host(membership.logs(rank))
+    log.say(membership.words(rank, all_hosts=log.for_all_hosts))
+    spec, job, program, data = reading.spec, reading.job, reading.program, reading.data
+    assert spec is not None and job is not None and program is not None and data is not None
+    membership = lock.settle(
+        membership, rendezvous.everybody, disks=job.checkpoint.disks, say=log.say
+    )
+    forget_failure(folder, rank)
+    if len(membership.disks) > 1:
+        log.say(
+            f"{folder.path} is a separate folder on each of {len(membership.disks)} disks; each "
+            "holds the files of the hosts that share it"
+        )
+    seat = spec.seats.seat(rank)
+    return RankContext(folder, spec, job, program, data, seat, membership, lock.claim, log)
+
+
+def _batches(context: RankContext, device: Device) -> ReplicaBatches:
+    """The replica's part of the global batch: replicas take it in order, by their sizes."""
+    return _share(context, context.data.samples, device, context.spec.data_from)
+
+
+def _held_out(context: RankContext, device: Device) -> HeldOutShare | None:
+    """The same of the held-out batches."""
+    held_out = context.data.held_out
+    return held_out and HeldOutShare(_share(context, held_out, device), held_out.batches)
+
+
+def _share(
+    context: RankContext, source: Samples | HeldOut, device: Device, data_from: int = 0
+) -> ReplicaBatches:
+    """A replica's part of `source`, whose first batch is that of step `data_from`."""
+    spec, seat = context.spec, context.seat
+    first, sequences = share_of(spec, context.program.setup, seat.data)
+
+    def read(step: int, begin: int, count: int) -> tuple[Any, Any]:
+        batch = source.batch(step - data_from, begin, count)
+        return batch.tokens, batch.targets
+
+    def counted(step: int, begin: int, count: int) -> int:
+        return source.counted(step - data_from, begin, count)
+
+    size = spec.micro_batch_of(seat.data)
+    return ReplicaBatches(read, first, sequences, size, device.place, count=counted)
+
+
+def _save_spec(context: RankContext, began_with: dict[str, Any]) -> SaveSpec:
+    job = context.job
+    return SaveSpec(
+        run=context.folder.path,
+        every=job.checkpoint.every,
+        validated_every=job.train.validate_every,
+        keep=job.checkpoint.keep,
+        model=job.model.spec.name,
+        config_hash=config_hash(job.model.spec),
+        unit_sizes=stored_sizes(job.model.spec, parts_of_units(context.program.setup)),
+        optimizer=job.train.rule,
+        state={**began_with, OPTIMIZER: job.train.optimizer},
+        token=context.claim.token,
+        patience_s=job.train.timeout_s,
+    )
+
+
+def _computed_bytes(context: RankContext) -> tuple[int, ...]:
+    """Of each program rank the bytes of an element in the dtype that it computes in."""
+    spec, ranks = context.spec, context.program.setup.ranks
+    dtypes = {seat.program_rank: spec.dtype_of(seat.world_rank) for seat in spec.seats.all()}
+    return tuple(DTYPES[dtypes[rank]].itemsize for rank in range(ranks))
+
+
+def _calibrate(
+    context: RankContext, run: RankRun, network: Network, allocator: Memory, device: Device
+) -> None:
+    """Times this run's ops, and leaves rank 0's prediction in the folder."""
+    if not context.spec.calibrate:
+        return
+    if device.kind != "cpu":
+        context.log.say(f"computes on {device.words}")
+    context.log.say("timing the ops of a step")
+    own_times = calibrate(
+        run.schedule,
+        run.states,
+        network,
+        context.spec.seats,
+        context.seat,
+        context.job.train,
+        run.sizes,
+        context.job.model.spec.vocab,
+        allocator,
+        device,
+    )
+    calibrations = gathered(own_times, network)
+    if context.seat.world_rank == 0:
+        wire = run.states.wire
+        element_bytes = ElementBytes(
+            _computed_bytes(context),
+            wire.gradients.itemsize,
+            wire.boundaries.itemsize,
+            context.job.train.rule.saved_bytes,
+        )
+        agrees = run.ops.clipping.by_unit and context.program.setup.sharding > 0
+        write_prediction(
+            context.folder,
+            context.program,
+            calibrations,
+            context.spec.seats,
+            element_bytes,
+            agrees=agrees,
+        )
+    network.barrier()

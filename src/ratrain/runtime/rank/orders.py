@@ -1,0 +1,84 @@
+"""What a launcher and one of its ranks tell each other, over a socket that the rank inherits.
+
+    rank -> launcher   "meets"      it looks for the other ranks
+                       "trains"     its steps begin
+                       "back"       its lanes are called back, after a loss; it waits
+    launcher -> rank   "back"       another rank is lost: call lanes back
+                       {"rank", "world_size", "ranks_here", "address", "port"}
+                                    begin the next episode there
+
+A rank that has no such socket ends when another is lost, as under any engine's launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+from ratrain.describe.amounts import Count, Name, Natural
+from ratrain.describe.strict import Rule, load
+from ratrain.readers.json import as_table, parse_json
+from ratrain.readers.numbers import is_number
+from ratrain.runtime.environment import ORDERS, Launch
+
+MEETS, TRAINS, BACK = "meets", "trains", "back"
+
+
+@dataclass(frozen=True)
+class Order:
+    """A rank's place in the next episode, and where rank 0 is met."""
+
+    rank: Natural
+    world_size: Count
+    ranks_here: Count  # on its host
+    address: Name
+    port: Annotated[int, Rule(low=1, high=65535)]
+
+    def launch(self, before: Launch) -> Launch:
+        """The same as what a launcher passes to a process that it starts."""
+        return replace(before, **asdict(self), listener=None)
+
+
+def words_of(order: Order | str) -> bytes:
+    """As it is sent, in one line."""
+    return json.dumps(order if isinstance(order, str) else asdict(order)).encode() + b"\n"
+
+
+class Orders:
+    """A rank's end. `called_back` is called, from a thread, when the launcher calls."""
+
+    def __init__(self, handle: int, called_back: Callable[[], None]) -> None:
+        self._socket = socket.socket(fileno=handle)
+        self._called_back = called_back
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, name="orders", daemon=True).start()
+
+    def say(self, word: str) -> None:
+        with suppress(OSError):  # the launcher has ended, and this process will
+            self._socket.sendall(words_of(word))
+
+    def next(self) -> Order | None:
+        """The next episode; None where there is none."""
+        return self._orders.get()
+
+    def _listen(self) -> None:
+        with suppress(OSError), self._socket.makefile("rb") as lines:
+            for line in lines:
+                body, place = parse_json(line, "the launcher's order")
+                if body == BACK:
+                    self._called_back()
+                else:
+                    self._orders.put(load(Order, *as_table(body, place)))
+        self._orders.put(None)
+
+
+def orders_of(environ: Mapping[str, str], called_back: Callable[[], None]) -> Orders | None:
+    """This process' orders, where its launcher gives any."""
+    handle = environ.get(ORDERS, "")
+    return Orders(int(handle), called_back) if is_number(handle) else None
