@@ -66,7 +66,7 @@ def test_a_rank_s_times_add_up_to_the_mean_step_and_are_itemised_as_the_runtime_
 def test_steps_without_an_average_take_what_one_step_takes_by_itself(name: str) -> None:
     alone, several = averaging(name, 1, replicas=1), averaging(name, 5, replicas=1)
     assert not any(Kind(kind) is Kind.AverageW for kind in several.table.kind.tolist())
-    costs = random_costs(alone.table, 3, interrupts=False)
+    costs = random_costs(alone.table, 5, interrupts=False)
     once, simulation = simulate(alone, costs), simulate(several, costs)
     assert simulation.step_time_s == pytest.approx(once.step_time_s)
     assert simulation.window.slowest_s == pytest.approx(once.step_time_s)

@@ -42,7 +42,9 @@ FAMILY_GROUPS = (
     FamilyGroup("residual", "rounding residuals", frozenset({"residual", "residual_next"})),
     FamilyGroup("averaged", "copies of weights to average", frozenset({"averaged"})),
     FamilyGroup(
-        "saved", "saved activations", _with_waiting("saved", "saved_out", "refilled", "bounce")
+        "saved",
+        "saved activations",
+        _with_waiting("saved", "saved_out", "saved_in"),
     ),
     FamilyGroup("input", "layer inputs", _with_waiting("input", "staged", "fetched")),
     FamilyGroup(

@@ -27,6 +27,7 @@ from ratrain.describe.optimizers import Held, Optimizer
 from ratrain.errors import SpecError, TransportError
 from ratrain.program.setup import Setup
 from ratrain.ranges import Block, Copy, copies, line
+from ratrain.readers.json import parse_json
 from ratrain.runtime.rank.control import RankReport, Round
 from ratrain.runtime.rank.saver import SAVED_AT_ONCE, buffers_of
 from ratrain.runtime.seats import Seat, Seats, holders_of
@@ -257,7 +258,7 @@ def _serve(link: Connection, read: Callable[[str, str, int, int], Tensor]) -> No
     """Answers one reader until it has all; a reader that is lost fails elsewhere."""
     with suppress(TransportError):
         while request := link.receive_bytes(_REQUEST_BYTES):
-            name, kind, begin, end = json.loads(request)
+            (name, kind, begin, end), _ = parse_json(request, "a survivor's request")
             link.send(bytes_of(read(name, kind, begin, end).contiguous()))
 
 

@@ -80,7 +80,7 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
             f"validation loss {last['loss']:.4f} after step {last['step']}; best "
             f"{best['loss']:.4f} after step {best['step']}"
         )
-        if validation["drift"] is not None:
+        if validation.get("drift") is not None:
             yield (
                 "of the mean of all weights that are averaged, from which each is "
                 f"{100 * validation['drift']:.2g} % away"
