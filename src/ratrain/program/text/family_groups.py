@@ -44,7 +44,7 @@ FAMILY_GROUPS = (
     FamilyGroup(
         "saved",
         "saved activations",
-        _with_waiting("saved", "saved_out", "saved_in"),
+        _with_waiting("saved", "saved_out", "saved_in", "refilled", "bounce"),
     ),
     FamilyGroup("input", "layer inputs", _with_waiting("input", "staged", "fetched")),
     FamilyGroup(
