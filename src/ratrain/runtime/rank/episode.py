@@ -21,11 +21,12 @@ from ratrain.corpus.samples import Samples
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import config_hash
 from ratrain.devices import Device, Memory
-from ratrain.errors import RatrainError
+from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError
 from ratrain.objects.client import close_stores
 from ratrain.program.program import Program
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.environment import Launch
+from ratrain.runtime.failures import tell
 from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim
 from ratrain.runtime.rank.beginning import Together, begun, frozen_of
@@ -85,6 +86,18 @@ class RankProcess:
     kept: Kept = NOTHING
     device: Device | None = None
     memory: Memory | None = None
+    told: BaseException | None = None
+
+    def tell(self, error: BaseException) -> None:
+        """Leaves what it ends with in the run's folder, once."""
+        if self.lock.settled and self.told is not error:
+            tell(self.folder, self.log.rank, error)
+        self.told = error
+
+    def tell_cause(self, error: BaseException) -> None:
+        """The same, but of a lost rank, after which this one may go on."""
+        if not isinstance(error, (PeerDown, DeadlineExceeded)):
+            self.tell(error)
 
     def devices(self, job: JobSpec, spec: RunSpec, membership: Membership) -> tuple[Device, Memory]:
         """What it computes on, from its first episode on, and what it holds of that."""
@@ -216,6 +229,7 @@ class Episode:
                 allocator=memory,
                 held_out=_held_out(context, device),
                 validated=validated,
+                failing=process.tell_cause,
                 tiers=tiers,
                 ops=RankOps if check is None else CheckedOps,
             )

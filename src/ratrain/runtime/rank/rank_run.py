@@ -27,20 +27,21 @@ def run_rank(path: Path, place: Place, requests: StopRequests) -> int:
     folder = RunFolder(path)
     lock = FolderLock(folder, place.rank, os.environ.get(COMMAND) or place.words)
     log = RankLog(place)
+    process = RankProcess(folder, lock, log, requests)
     if lock.settled:
         forget_failure(folder, place.rank)
     try:
         requests.tell(lambda: log.prints)
-        finished = _Episodes(RankProcess(folder, lock, log, requests)).run()
+        finished = _Episodes(process).run()
         requests.ignore()
         return 0 if finished else status_when_stopped(os.environ)
     except Exception as error:
         requests.end_at_once()
         if not isinstance(error, RatrainError):
             traceback.print_exc()
-        status = tell(folder, log.rank, error) if lock.settled else status_of(error)
+        process.tell(error)
         log.fail(folder, error)
-        return status
+        return status_of(error)
     finally:
         lock.close()
 
@@ -66,6 +67,9 @@ class _Episodes:
                 if not episode.called_back():
                     raise
                 error.__traceback__ = error.__context__ = None  # frames hold the episode's tensors
+            except Exception as error:
+                self._process.tell(error)  # before the others find this rank gone
+                raise
             finally:
                 episode.close()
             launch = self._next(launch, lost)

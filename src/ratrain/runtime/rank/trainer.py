@@ -93,8 +93,8 @@ def _numbers(spec: RunSpec) -> list[Numbers]:
 
 class RankRun:
     """A rank that is ready to run. `on_round` is called with every control round, `validated` with
-    the loss on held-out sequences and the number of steps before it. `tiers`: of its memory, beside
-    the device's own."""
+    the loss on held-out sequences and the number of steps before it, `failing` with a lane's error,
+    before other ranks find this one gone. `tiers`: of its memory, beside the device's own."""
 
     def __init__(
         self,
@@ -112,11 +112,12 @@ class RankRun:
         allocator: Memory,
         held_out: HeldOutShare | None = None,
         validated: Callable[[int, Validated], None] = lambda *_: None,
+        failing: Callable[[BaseException], None] = lambda _: None,
         tiers: Mapping[str, Tier],
         ops: type[RankOps] = RankOps,
     ) -> None:
         self._job, self._spec, self._seat = job, spec, seat
-        self._stop_asked = stop_asked
+        self._stop_asked, self._failing = stop_asked, failing
         self._allocator = allocator
         self._network = network
         self._begin = begin
@@ -305,6 +306,8 @@ class RankRun:
 
     def _stop_waiting(self) -> None:
         """A lane has failed: nobody waits for it, on any rank."""
+        if self.lanes.failure is not None:
+            self._failing(self.lanes.failure)
         self.ops.stop()
         self._network.hang_up()
 

@@ -119,6 +119,11 @@ class Lanes:
         if self._failed is not None:
             self._failed()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The first of all lanes."""
+        return self._failure
+
     def are_back(self, patience_s: float) -> bool:
         """Waits until no lane is at work any more, once `run` has raised; whether that is so."""
         end_s = time.monotonic() + patience_s
