@@ -39,7 +39,8 @@ def connect_all(
         for listener in listeners
     ]
     try:
-        dialled = {need: _dial(rendezvous, need) for need in needs if need[0] < rendezvous.rank}
+        below = [need for need in needs if need[0] < rendezvous.rank]
+        dialled = {need: _dial(rendezvous, need, near=readable) for need in below}
         sockets = {**dialled, **arrivals.all(rendezvous, patience_s)}
     finally:
         for door in doors:
@@ -107,13 +108,14 @@ class _Arrivals:
         return self._expected - self._came.keys()
 
 
-def _dial(rendezvous: Rendezvous, need: Need) -> socket.socket:
-    """The connection; strangers who crowd the peer's listener may make it take several calls."""
+def _dial(rendezvous: Rendezvous, need: Need, *, near: bool) -> socket.socket:
+    """The connection, to a rank of this machine a near one if asked; strangers who crowd the peer's
+    listener may make it take several calls."""
     address, port = rendezvous.book[need[0]]
     end_s = time.monotonic() + _DIAL_S
     while True:
         try:
-            return _call(rendezvous, need, end_s)
+            return _call(rendezvous, need, end_s, near=near)
         except (OSError, HandshakeFailed) as error:
             if time.monotonic() < end_s - _PAUSE_S:
                 time.sleep(_PAUSE_S)
@@ -127,13 +129,14 @@ def _dial(rendezvous: Rendezvous, need: Need) -> socket.socket:
             ) from error
 
 
-def _call(rendezvous: Rendezvous, need: Need, end_s: float) -> socket.socket:
+def _call(rendezvous: Rendezvous, need: Need, end_s: float, *, near: bool) -> socket.socket:
     left_s = max(end_s - time.monotonic(), _PAUSE_S)
     words = json.dumps([rendezvous.rank, need[1]]).encode()
     own, peer = (rendezvous.book[rank] for rank in (rendezvous.rank, need[0]))
-    near = call_near(peer, rendezvous.key, words, end_s) if own[0] == peer[0] else None
-    if near is not None:
-        return near
+    if near and own[0] == peer[0]:
+        found = call_near(peer, rendezvous.key, words, end_s)
+        if found is not None:
+            return found
     sock = socket.create_connection(peer, timeout=left_s)
     try:
         call(sock, rendezvous.key, words, end_s)
