@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _WITHOUT = "cluster.without"
 ANSWER_S, LOOK_S = 10.0, 2.0
 """A host that takes longer to answer is taken for lost: when nothing runs; while others do."""
 _TRIES = 10
+RETURN_S = 60.0
+"""How long a run waits for hosts that it cannot be planned without."""
 LOOK_EVERY_S = 5.0
 """How often hosts that the run does without are asked whether they are back."""
 
@@ -71,7 +74,7 @@ class Surviving:
                 left, looks = left - 1, True
                 self.tell(f"{_words(ended)}; start {restarts - left + 1} of {restarts + 1}")
                 if hosts is None:
-                    self._plan_for_those_there(self._lost())
+                    self._plan_or_wait(self._lost(), ())
                 else:
                     self._go_on(hosts)
         finally:
@@ -88,8 +91,24 @@ class Surviving:
         lost = tuple(name for name in self.targets if name in gone)
         if lost and asked.layout is not None:
             lost = self._lost(there, LOOK_S)
-        self._plan_for_those_there(lost)
+        self._plan_or_wait(lost, there)
         hosts.go_on(self.commands())
+
+    def _plan_or_wait(self, lost: tuple[str, ...], there: Collection[str]) -> None:
+        """Plans for those that are there; where they cannot take the run over, waits a while for
+        the others to come back. `there`: known to be there."""
+        end_s, told = time.monotonic() + RETURN_S, False
+        while True:
+            try:
+                return self._plan_for_those_there(lost)
+            except RatrainError as error:
+                if time.monotonic() > end_s or not lost:
+                    raise
+                if not told:
+                    self.tell(f"waiting {RETURN_S:g} s for {', '.join(lost)}: {error.what}")
+                told = True
+            time.sleep(LOOK_S)
+            lost = self._lost(there, LOOK_S)
 
     def _take_in(self, hosts: Hosts) -> bool:
         """Hosts that are back: the run is planned anew and their processes begin while the others
