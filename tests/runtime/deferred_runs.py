@@ -56,9 +56,8 @@ def _settings() -> Iterator[tuple[str, Setting]]:
         recovery = {"none": "keep-all", "forward": "everywhere", "backward": "everywhere"}
         name = "backward-checkpoint" if mode is Recovery.BACKWARD else "ratrain"
         chosen = recovery.get(mode.value, mode.value)
-        tier = "host" if mode is Recovery.SPILL else None
-        setting = replace(SHORT, name=name, recovery=chosen, activation_tier=tier)
-        yield f"recovery {mode.value}", _at(setting, 2, 1)
+        if mode is not Recovery.SPILL:  # refused on this device
+            yield f"recovery {mode.value}", _at(replace(SHORT, name=name, recovery=chosen), 2, 1)
     for level in range(4):
         for accumulation in ("local", "sharded"):
             sharded = replace(SHORT, sharding=level, accumulation=accumulation, clip_norm=0.5)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ratrain.devices import Device
-from ratrain.errors import StorageError
+from ratrain.errors import SpecError, StorageError
 from ratrain.program.families import SEND_SLOTS
 from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.step.away import ALIGN
@@ -53,6 +53,14 @@ class KeptTensors:
     is not moved."""
 
     def __init__(self, *stays: Tensor) -> None:
+        kind = stays[0].device.type
+        if kind == "deferred":
+            raise SpecError(
+                f"what autograd keeps cannot be moved on a device {kind!r}: its tensors have no "
+                "memory of their own",
+                place="[schedule] recovery",
+                fix='leave "spill" out, or use --device cpu',
+            )
         self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
         self._tensors: list[Tensor] = []
         self._windows: list[_Window] = []
