@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cli_runs import JOB, ratrain, start, wait_until, write_job
+from cli_runs import JOB, ratrain, start, steps_done, wait_until, write_job
 from hosts import ADDRESS, NETWORK, network, ranks_of
 
 from ratrain.runtime.run.episodes import episodes_of
@@ -73,31 +74,61 @@ def lose(folder: Path, name: str, run: Path, ranks: list[int], how: signal.Signa
     return lost
 
 
-@pytest.mark.slow
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
-def test_a_run_goes_on_without_a_host_that_is_lost_and_with_it_when_it_returns(
-    tmp_path: Path, how: signal.Signals
-) -> None:
-    job, run = write_job(tmp_path), RunFolder(tmp_path / "run")
-    (tmp_path / "cluster.toml").write_text(CLUSTER + "".join(HOST.format(name=n) for n in HOSTS))
-    head, _, tail = JOB.format(steps=100_000, pipeline=1, data=1).partition("[layout]")
-    text = head + "[schedule]" + tail.partition("[schedule]")[2]
+def prepared(folder: Path, layout: str = "") -> tuple[RunFolder, tuple[str | Path, ...]]:
+    """A run on three hosts, and how it is launched."""
+    job, run = write_job(folder), RunFolder(folder / "run")
+    (folder / "cluster.toml").write_text(CLUSTER + "".join(HOST.format(name=n) for n in HOSTS))
+    before, _, after = JOB.format(steps=100_000, pipeline=1, data=1).partition("[layout]")
+    text = before + layout + "[schedule]" + after.partition("[schedule]")[2]
     text = text.replace("[schedule]\n", "[schedule]\nsharding = 0\n")
     text = text.replace("[train]\n", "[train]\nclip_norm = 1.0\n")
     text = text.replace('"cpu-lab"\ndevices = 2', '"cluster.toml"\ndevices = 3')
     job.write_text(
         text.replace("sequences = 8\nmicro_batch = 2", "sequences = 12\nmicro_batch = 1")
     )
-    made = ratrain(tmp_path, "train", job, "--run", run.path, "--prepare-only", "--no-calibrate")
+    made = ratrain(folder, "train", job, "--run", run.path, "--prepare-only", "--no-calibrate")
     assert made.status == 0, made.err
-    rsh = tmp_path / "rsh.sh"
+    rsh = folder / "rsh.sh"
     rsh.write_text(RSH)
     rsh.chmod(0o755)
     at = [word for name in HOSTS for word in ("--at", f"{name}={name}")]
     meet = ("--at", f"birch={ADDRESS}")
-    words = ("launch", run.path, "--rsh", rsh, "--restarts", "3", *at, *meet)
+    return run, ("launch", run.path, "--rsh", rsh, "--restarts", "3", *at, *meet)
+
+
+needs_networks = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@needs_networks
+def test_a_run_waits_for_a_host_that_it_cannot_be_planned_without(tmp_path: Path) -> None:
+    run, words = prepared(tmp_path, "[layout]\npipeline = 1\ndata = 3\n\n")
+    told: list[str] = []
+    with network():
+        launch = start(tmp_path, *words, PYTHONPATH=os.pathsep.join(sys.path))
+        assert launch.stderr is not None
+        threading.Thread(target=told.extend, args=(launch.stderr,), daemon=True).start()
+        wait_until(lambda: steps_done(run.path) > 5, launch)
+        lose(tmp_path, "pine", run.path, [2], signal.SIGKILL)
+        wait_until(lambda: "waiting up to 60 s for pine" in "".join(told), launch)
+        done = steps_done(run.path)
+        (tmp_path / "down-pine").unlink()
+        wait_until(lambda: steps_done(run.path) > done + 5, launch)
+        launch.send_signal(signal.SIGTERM)
+        assert launch.wait(timeout=60) == 75, told
+    rows = run.read_metrics()
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@needs_networks
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
+def test_a_run_goes_on_without_a_host_that_is_lost_and_with_it_when_it_returns(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    run, words = prepared(tmp_path)
 
     def trained(episode: int) -> bool:
         spec = run.read_spec()

@@ -14,7 +14,7 @@ from ratrain.plan.case.measured_blocks import plan_measured
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.further_orders import order_name, order_words
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.layout.sizes import gradients_in, optimizer_words, travels
+from ratrain.plan.layout.sizes import gradients_in, optimizer_words, own_words, travels
 from ratrain.program.replicas import Recovery
 
 ACTIVATIONS = {
@@ -120,7 +120,8 @@ def headline(plan: Plan) -> list[str]:
     if plan.reversed_kinds:
         lines.append("device kinds in reversed order: the last hosts hold the first stages")
     lines += idle_words(plan.idle)
-    lines += [*travels(plan.job), *optimizer_words(plan.job), *plan_measured(plan)]
+    lines += [*travels(plan.job), *optimizer_words(plan.job), *own_words(plan.job)]
+    lines += plan_measured(plan)
     return [part for line in lines for part in wrapped(line)]
 
 

@@ -17,7 +17,7 @@ from ratrain.plan.case.measured_blocks import plan_measured
 from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.layout.sizes import gradients_in, optimizer_words, travels
+from ratrain.plan.layout.sizes import gradients_in, optimizer_words, own_words, travels
 
 
 class InWords(ABC):
@@ -92,6 +92,7 @@ class InWords(ABC):
         yield from self._of.activations(plan)
         yield from travels(job, plan.idle_kinds)
         yield from optimizer_words(job)
+        yield from own_words(job)
         yield from collective_words(self.settled_job, self._of.reducing_hosts(plan))
         yield from self._of.replicas(plan)
         yield from plan_measured(plan)

@@ -159,6 +159,13 @@ def optimizer_words(job: JobSpec) -> list[str]:
     return [*words, f"trains {trained:,} of {total:,} parameters: {how}"]
 
 
+def own_words(job: JobSpec) -> list[str]:
+    """What the figures of a user's own modules rest on, as a line of a headline."""
+    if job.model.spec.own is None:
+        return []
+    return ["your modules are traced: memory that a kernel takes inside itself is estimated"]
+
+
 def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     """Which kinds of device compute in another dtype, but for those that a plan leaves idle, and
     how gradients and boundary tensors are sent, as lines of a headline: narrower than they are

@@ -97,18 +97,18 @@ class Surviving:
     def _plan_or_wait(self, lost: tuple[str, ...], there: Collection[str]) -> None:
         """Plans for those that are there; where they cannot take the run over, waits a while for
         the others to come back. `there`: known to be there."""
-        end_s, told = time.monotonic() + RETURN_S, False
+        end_s, refused = time.monotonic() + RETURN_S, set[tuple[str, ...]]()
         while True:
             try:
                 return self._plan_for_those_there(lost)
             except RatrainError as error:
                 if time.monotonic() > end_s or not lost:
                     raise
-                if not told:
-                    self.tell(f"waiting {RETURN_S:g} s for {', '.join(lost)}: {error.what}")
-                told = True
-            time.sleep(LOOK_S)
-            lost = self._lost(there, LOOK_S)
+                self.tell(f"waiting up to {RETURN_S:g} s for {', '.join(lost)}: {error.what}")
+            refused.add(lost)
+            while lost in refused and time.monotonic() < end_s:  # it would be refused again
+                time.sleep(LOOK_S)
+                lost = self._lost(there, LOOK_S)
 
     def _take_in(self, hosts: Hosts) -> bool:
         """Hosts that are back: the run is planned anew and their processes begin while the others
