@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,56 +12,39 @@ import torch
 from ratrain.checkpoint.best import read_best
 from ratrain.checkpoint.entries import OPTIMIZER
 from ratrain.checkpoint.folder import step_name
-from ratrain.corpus.held_out import HeldOut
 from ratrain.corpus.identity import KEY, identity_of
-from ratrain.corpus.of_job import JobData
-from ratrain.corpus.samples import Samples
-from ratrain.describe.job import JobSpec
 from ratrain.describe.model import config_hash
-from ratrain.devices import Device, Memory
-from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError
+from ratrain.devices import Device
+from ratrain.errors import RatrainError
 from ratrain.objects.client import close_stores
-from ratrain.program.program import Program
-from ratrain.readers.writing import write_whole
 from ratrain.runtime.environment import Launch
-from ratrain.runtime.failures import tell
-from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
-from ratrain.runtime.ownership import Claim
+from ratrain.runtime.kept_metrics import lost_steps
 from ratrain.runtime.rank.beginning import Together, begun, frozen_of
-from ratrain.runtime.rank.calibration.calibrate import calibrate, gathered
-from ratrain.runtime.rank.calibration.prediction import write_prediction
-from ratrain.runtime.rank.calibration.run_costs import ElementBytes
+from ratrain.runtime.rank.calibration.of_run import calibrated
 from ratrain.runtime.rank.checked import CheckedOps, RankCheck
-from ratrain.runtime.rank.control import Round
-from ratrain.runtime.rank.devices import own_device
+from ratrain.runtime.rank.context import RankContext, RankProcess, forget_failure, note
 from ratrain.runtime.rank.folder_lock import FolderLock
 from ratrain.runtime.rank.joining.agreement import Reading, agree, read_run
-from ratrain.runtime.rank.joining.membership import Membership
 from ratrain.runtime.rank.joining.networks import network_of
 from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join, told_by_all
 from ratrain.runtime.rank.joining.seating import seated
-from ratrain.runtime.rank.live import NOTHING, Kept, LiveReader, LiveStates, live_states
-from ratrain.runtime.rank.metrics import MetricsLog, StepRows, validation_row
-from ratrain.runtime.rank.orders import MEETS, TRAINS, Orders
+from ratrain.runtime.rank.live import NOTHING, LiveReader, LiveStates, live_states
+from ratrain.runtime.rank.metrics import validation_row
+from ratrain.runtime.rank.orders import MEETS, TRAINS
 from ratrain.runtime.rank.rank_log import RankLog
-from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
-from ratrain.runtime.rank.stop import StopRequests
-from ratrain.runtime.rank.stragglers import Stragglers
+from ratrain.runtime.rank.shares import own_batches, own_held_out
+from ratrain.runtime.rank.telling import Telling, tell_end
 from ratrain.runtime.rank.tiers import disk_folder, run_name, tiers_of
-from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
-from ratrain.runtime.rank.validation import HeldOutShare, Validated
-from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
-from ratrain.runtime.seats import Seat, parts_of_units
+from ratrain.runtime.rank.validation import Validated
+from ratrain.runtime.run_folder import RunFolder
+from ratrain.runtime.seats import parts_of_units
 from ratrain.runtime.secret import read_secret
-from ratrain.runtime.step.allocator import memory_of
-from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.below import Tier
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.ops import RankOps
 from ratrain.runtime.step.schedule import held_sum, persistent_of
-from ratrain.runtime.step.states import DTYPES
 from ratrain.runtime.step.tensor_parts import stored_sizes
 
 JOINING_S = 120.0
@@ -71,55 +52,6 @@ JOINING_S = 120.0
 _NO_LIMIT = 1 << 60
 TOKENISING_S = 3600.0
 """One host may have to tokenise the data that another has ready."""
-
-
-@dataclass
-class RankProcess:
-    """What a rank's process has for all its episodes. `orders`: its launcher's, where that lets
-    survivors of a loss go on; `kept`: what is left of the episode before."""
-
-    folder: RunFolder
-    lock: FolderLock
-    log: RankLog
-    requests: StopRequests
-    orders: Orders | None = None
-    kept: Kept = NOTHING
-    device: Device | None = None
-    memory: Memory | None = None
-    told: BaseException | None = None
-
-    def tell(self, error: BaseException) -> None:
-        """Leaves what it ends with in the run's folder, once."""
-        if self.lock.settled and self.told is not error:
-            tell(self.folder, self.log.rank, error)
-        self.told = error
-
-    def tell_cause(self, error: BaseException) -> None:
-        """The same, but of a lost rank, after which this one may go on."""
-        if not isinstance(error, (PeerDown, DeadlineExceeded)):
-            self.tell(error)
-
-    def devices(self, job: JobSpec, spec: RunSpec, membership: Membership) -> tuple[Device, Memory]:
-        """What it computes on, from its first episode on, and what it holds of that."""
-        if self.device is None or self.memory is None:
-            self.device = own_device(job, spec, self.log.rank, membership.host)
-            self.memory = memory_of(self.device)
-        return self.device, self.memory
-
-
-@dataclass(frozen=True)
-class RankContext:
-    """What a rank knows and may do once all have agreed, in one episode."""
-
-    folder: RunFolder
-    spec: RunSpec
-    job: JobSpec
-    program: Program
-    data: JobData
-    seat: Seat
-    membership: Membership
-    claim: Claim
-    log: RankLog
 
 
 class Episode:
@@ -197,7 +129,7 @@ class Episode:
         kept, process.kept = process.kept, NOTHING
         reader = live and LiveReader(live, rank, kept, links)
         del kept
-        telling = _Telling(context, self._began_s)
+        telling = Telling(context, self._began_s)
         self._closing.callback(telling.close)
         if live:
             telling.of_survivors(live)
@@ -206,7 +138,7 @@ class Episode:
             log.say("what ranks allocate is neither counted nor limited: see the report")
         identity = identity_of(context.data.prepared)
         frozen = frozen_of(context.job, context.spec)
-        batches = _batches(context, device)
+        batches = own_batches(context, device)
         best = read_best(folder.path)
         check = RankCheck(device, folder.path) if context.spec.check == "compare" else None
 
@@ -227,7 +159,7 @@ class Episode:
                 on_round=telling.on_round,
                 stop_asked=lambda: process.requests.asked or folder.stop_request.exists(),
                 allocator=memory,
-                held_out=_held_out(context, device),
+                held_out=own_held_out(context, device),
                 validated=validated,
                 failing=process.tell_cause,
                 tiers=tiers,
@@ -244,13 +176,13 @@ class Episode:
                 "graphs: compute cannot be recorded here; kernels are launched one by one"
             )
         if rank == 0 and (self.number or context.claim.is_mine):
-            _note(context, lost_steps(folder, run.first_step))
+            note(context, lost_steps(folder, run.first_step))
         # From here on a rank that is silent for the job's timeout is taken for lost. Where an
         # engine starts ranks again, what was timed before is still good: our own launcher removes
         # it.
         is_timed = bool(run.first_step and folder.predicted.exists())
         if rendezvous.everybody("timed" if is_timed else "")[0] != "timed":
-            _calibrate(context, run, network, memory, device)
+            calibrated(context, run, network, memory, device)
         rendezvous.broadcast.close()
         saver = CheckpointSaver(
             _save_spec(context, {KEY: identity, **frozen}),
@@ -272,7 +204,7 @@ class Episode:
             process.orders.say(TRAINS)
         run.run()
         saver.arrived()
-        _tell_end(context, run, check)
+        tell_end(context, run, check)
         network.barrier()  # no rank leaves while another still communicates
         saver.remove_sent()
         finished = run.end_step >= context.spec.end_step
@@ -291,7 +223,7 @@ class Episode:
         live = live_states(context.job.model.spec, setup, context.spec.seats, told)
         if context.seat.world_rank == 0 and any(of_rank["survived"] for of_rank in told):
             source = "what the survivors hold" if live else "the latest checkpoint"
-            _note(context, [f"ranks were lost or came: the run goes on from {source}"])
+            note(context, [f"ranks were lost or came: the run goes on from {source}"])
         return live
 
 
@@ -305,72 +237,8 @@ def _tiers(context: RankContext, device: Device) -> AbstractContextManager[Mappi
         lambda: disk_folder(context.job, context.spec.device_numbers[rank], context.folder.path),
         run_name(context.folder.path),
         timeout_s=context.job.train.timeout_s,
-        say=lambda line: _note(context, [f"rank {rank}: {line}"]),
+        say=lambda line: note(context, [f"rank {rank}: {line}"]),
     )
-
-
-def _tell_end(context: RankContext, run: RankRun, check: RankCheck | None) -> None:
-    """Leaves what this rank has measured in the run's folder."""
-    body = {**run.records(), "memory": run.memory()}
-    write_whole(context.folder.rank_file(context.seat.world_rank, "records"), json.dumps(body))
-    if check is not None:
-        check.write()
-
-
-class _Telling:
-    """Of the steps of an episode: in the metrics, which rank 0 writes, and in the log."""
-
-    def __init__(self, context: RankContext, began_s: float) -> None:
-        self._context, self._first = context, context.seat.world_rank == 0
-        self._rows = StepRows(
-            context.job, context.program.setup.budget_bytes, began_s, context.spec.episode
-        )
-        self._stragglers = Stragglers(context.membership.place)
-        self._metrics: MetricsLog | None = None
-        if self._first:
-            if context.claim.is_mine:  # else the launcher did it
-                _note(context, set_damage_aside(context.folder))
-            self._metrics = MetricsLog(context.folder, own_trackers(context.folder.path))
-
-    def on_round(self, step: int, reports: Round) -> None:
-        """Takes a round of control."""
-        self._context.claim.require_seen()
-        if self._first:
-            _note(self._context, self._stragglers.of_round(step, reports))
-        if self._metrics is not None or self._context.log.prints:
-            self.keep(self._rows.row(step, reports))
-
-    def keep(self, row: Row) -> None:
-        if self._metrics is not None:
-            self._metrics.write(row)
-        self._context.log.show(row)
-
-    def of_survivors(self, live: LiveStates) -> None:
-        """Adds the step that was done when a rank was lost, where nobody had told of it: what the
-        survivors report of it."""
-        if self._metrics is None or not live.reports:
-            return
-        if all(row["step"] < live.step - 1 for row in self._context.folder.metrics_lines()):
-            _note(
-                self._context,
-                [f"step {live.step - 1}: its loss is that of the ranks that were not lost"],
-            )
-            self._metrics.write(self._rows.row(live.step - 1, live.reports))
-
-    def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-
-
-def forget_failure(folder: RunFolder, rank: int) -> None:
-    """What an earlier attempt left would be reported again."""
-    folder.rank_file(rank, "failure").unlink(missing_ok=True)
-
-
-def _note(context: RankContext, lines: list[str]) -> None:
-    for line in lines:
-        context.log.say(line)
-        context.folder.add_note(line)
 
 
 def _secret(folder: RunFolder, reading: Reading) -> bytes:
@@ -409,35 +277,6 @@ def _agreed(
     return RankContext(folder, spec, job, program, data, seat, membership, lock.claim, log)
 
 
-def _batches(context: RankContext, device: Device) -> ReplicaBatches:
-    """The replica's part of the global batch: replicas take it in order, by their sizes."""
-    return _share(context, context.data.samples, device, context.spec.data_from)
-
-
-def _held_out(context: RankContext, device: Device) -> HeldOutShare | None:
-    """The same of the held-out batches."""
-    held_out = context.data.held_out
-    return held_out and HeldOutShare(_share(context, held_out, device), held_out.batches)
-
-
-def _share(
-    context: RankContext, source: Samples | HeldOut, device: Device, data_from: int = 0
-) -> ReplicaBatches:
-    """A replica's part of `source`, whose first batch is that of step `data_from`."""
-    spec, seat = context.spec, context.seat
-    first, sequences = share_of(spec, context.program.setup, seat.data)
-
-    def read(step: int, begin: int, count: int) -> tuple[Any, Any]:
-        batch = source.batch(step - data_from, begin, count)
-        return batch.tokens, batch.targets
-
-    def counted(step: int, begin: int, count: int) -> int:
-        return source.counted(step - data_from, begin, count)
-
-    size = spec.micro_batch_of(seat.data)
-    return ReplicaBatches(read, first, sequences, size, device.place, count=counted)
-
-
 def _save_spec(context: RankContext, began_with: dict[str, Any]) -> SaveSpec:
     job = context.job
     return SaveSpec(
@@ -453,52 +292,3 @@ def _save_spec(context: RankContext, began_with: dict[str, Any]) -> SaveSpec:
         token=context.claim.token,
         patience_s=job.train.timeout_s,
     )
-
-
-def _computed_bytes(context: RankContext) -> tuple[int, ...]:
-    """Of each program rank the bytes of an element in the dtype that it computes in."""
-    spec, ranks = context.spec, context.program.setup.ranks
-    dtypes = {seat.program_rank: spec.dtype_of(seat.world_rank) for seat in spec.seats.all()}
-    return tuple(DTYPES[dtypes[rank]].itemsize for rank in range(ranks))
-
-
-def _calibrate(
-    context: RankContext, run: RankRun, network: Network, allocator: Memory, device: Device
-) -> None:
-    """Times this run's ops, and leaves rank 0's prediction in the folder."""
-    if not context.spec.calibrate:
-        return
-    if device.kind != "cpu":
-        context.log.say(f"computes on {device.words}")
-    context.log.say("timing the ops of a step")
-    own_times = calibrate(
-        run.schedule,
-        run.states,
-        network,
-        context.spec.seats,
-        context.seat,
-        context.job.train,
-        run.sizes,
-        context.job.model.spec.vocab,
-        allocator,
-        device,
-    )
-    calibrations = gathered(own_times, network)
-    if context.seat.world_rank == 0:
-        wire = run.states.wire
-        element_bytes = ElementBytes(
-            _computed_bytes(context),
-            wire.gradients.itemsize,
-            wire.boundaries.itemsize,
-            context.job.train.rule.saved_bytes,
-        )
-        agrees = run.ops.clipping.by_unit and context.program.setup.sharding > 0
-        write_prediction(
-            context.folder,
-            context.program,
-            calibrations,
-            context.spec.seats,
-            element_bytes,
-            agrees=agrees,
-        )
-    network.barrier()

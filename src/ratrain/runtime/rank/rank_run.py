@@ -13,7 +13,8 @@ from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError
 from ratrain.runtime.environment import COMMAND, Launch, launch_of
 from ratrain.runtime.failures import status_of, tell
 from ratrain.runtime.host import process_began_s
-from ratrain.runtime.rank.episode import Episode, RankProcess, forget_failure
+from ratrain.runtime.rank.context import RankProcess, forget_failure
+from ratrain.runtime.rank.episode import Episode
 from ratrain.runtime.rank.folder_lock import FolderLock
 from ratrain.runtime.rank.orders import BACK, orders_of
 from ratrain.runtime.rank.rank_log import RankLog
