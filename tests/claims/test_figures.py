@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -26,7 +27,7 @@ PANELS = "baseline-1f1b", "ratrain"
 
 
 def printed(words: str) -> str:
-    ran = CliRunner().invoke(ratrain, words.split(), catch_exceptions=False)
+    ran = CliRunner().invoke(ratrain, shlex.split(words), catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     return ran.stdout
 
@@ -47,7 +48,7 @@ def assert_stands(page: str, sentence: str) -> None:
 @cache
 def panels() -> list[dict[str, Any]]:
     job = ROOT / "examples" / "picture.toml"
-    return [body(f"simulate {job} --schedule {name}") for name in PANELS]
+    return [body(f"simulate {shlex.quote(str(job))} --schedule {name}") for name in PANELS]
 
 
 def test_the_caption_of_the_picture_is_what_simulate_says() -> None:
