@@ -89,6 +89,7 @@ WAITS: dict[str, OpClass | Colour] = {
     "reduce": REDUCE,
     "gather": GATHER,
     "update": UPDATE,
+    **dict.fromkeys(("offload", "fetch", "load", "store"), COPY),
     "other": Colour("#4b5563", "#b3bdc9"),
 }
 """Where the time of a compute lane goes, by the names of `runtime/run/reports/itemise.py`."""

@@ -200,6 +200,7 @@ class Places:
         memory = self.tier.memory(key)
         if memory is not None:
             fill(memory)
+            self.tier.traffic.add_written(size_bytes)
             return
         assert via is not None
         fill(via)
