@@ -34,6 +34,10 @@ class Moved:
     def written_bytes(self) -> float:
         return int(self.written.sum()) / self.steps
 
+    @property
+    def total_bytes(self) -> float:
+        return self.read_bytes + self.written_bytes
+
 
 def moved_by(table: Table) -> tuple[Moved, ...]:
     """For each rank and tier below the device what is moved."""

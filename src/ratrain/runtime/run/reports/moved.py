@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.program.kind import Waiting
 from ratrain.program.text.awaited import AWAITED
-from ratrain.program.tiers import DISK
 from ratrain.readers.files import exists
 from ratrain.runtime.run.reports.itemise import OF_TIERS
 from ratrain.runtime.run_files import read_records
@@ -18,6 +17,9 @@ from ratrain.simulate.moved import Moved, moved_by
 from ratrain.storage import PAGE
 
 _WAYS = ("read", "written")
+BESIDE = 3 * PAGE
+"""Bytes that a transfer may move beside its states: between tensors, each of which begins aligned;
+on disk to fill its last page, and for the label behind it."""
 
 
 def moved_in_steps(folder: RunFolder, spec: RunSpec) -> list[dict[str, Any]]:
@@ -30,12 +32,11 @@ def moved_in_steps(folder: RunFolder, spec: RunSpec) -> list[dict[str, Any]]:
     }
     if not counted:
         return []
-    bill = {(row.rank, row.tier): row for row in moved_by(folder.read_program().table)}
+    bill = moved_by(folder.read_program().table)
     return [
-        _row(rank, tier, size_bytes, moved["steps"], bill[spec.seats.seat(rank).program_rank, tier])
+        {"rank": rank, **row}
         for rank, moved in counted.items()
-        for tier, size_bytes in moved["tiers"].items()
-        if (spec.seats.seat(rank).program_rank, tier) in bill
+        for row in against_bill(moved, bill, spec.seats.seat(rank).program_rank)
     ]
 
 
@@ -45,30 +46,27 @@ def _counted(folder: RunFolder, rank: int) -> dict[str, Any]:
     return memory.get("moved") or {"steps": 0, "tiers": {}}
 
 
-def _row(
-    rank: int, tier: str, size_bytes: dict[str, int], steps: int, bill: Moved
-) -> dict[str, Any]:
-    moved = {way: size_bytes[f"{way}_bytes"] / steps for way in _WAYS}
+def against_bill(
+    counted: dict[str, Any], bill: Iterable[Moved], program_rank: int
+) -> Iterator[dict[str, Any]]:
+    """For each tier of a rank what it counted, beside the program's bill."""
+    for row in bill:
+        if row.rank == program_rank:
+            moved = counted["tiers"][row.tier]
+            yield _row({way: moved[f"{way}_bytes"] / counted["steps"] for way in _WAYS}, row)
+
+
+def _row(moved: dict[str, float], bill: Moved) -> dict[str, Any]:
     return {
-        "rank": rank,
-        "tier": tier,
-        "steps": steps,
+        "tier": bill.tier,
         **{f"{way}_bytes": moved[way] for way in _WAYS},
         "program_read_bytes": bill.read_bytes,
         "program_written_bytes": bill.written_bytes,
         "as_program": all(
-            -0.5
-            <= moved[way] - billed.sum() / bill.steps
-            <= _beside(tier, len(billed)) / bill.steps
+            -0.5 <= moved[way] - billed.sum() / bill.steps <= BESIDE * len(billed) / bill.steps
             for way, billed in zip(_WAYS, (bill.read, bill.written), strict=True)
         ),
     }
-
-
-def _beside(tier: str, transfers: int) -> int:
-    """What transfers may move beside their states: to disk each fills its last page, and has a
-    label behind it; activations are kept in a page more."""
-    return 3 * PAGE * transfers if tier == DISK else 0
 
 
 def moved_text(report: dict[str, Any]) -> Iterator[str]:
