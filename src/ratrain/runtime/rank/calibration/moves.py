@@ -13,7 +13,7 @@ from ratrain.runtime.rank.calibration.measured import Moves, UnitTimes
 from ratrain.runtime.step.away import Clock
 from ratrain.runtime.step.states import RankStates
 
-MOST_ALIKE = 4
+MOST_ALIKE = 16
 """Units whose states of a sort are as large: so many are timed, and their mean stands for all."""
 
 
