@@ -39,7 +39,7 @@ class Csr:
         return np.repeat(np.arange(self.nodes, dtype=np.int32), self.degrees)
 
 
-def csr_of(source: Ints, target: Ints, nodes: int, *, directed: bool) -> Csr:
+def csr_of(source: Ints | Ints32, target: Ints | Ints32, nodes: int, *, directed: bool) -> Csr:
     """The graph of edges from `source` to `target`; an edge that comes twice counts once."""
     keys = np.empty((1 if directed else 2) * len(source), dtype=np.int64)
     _keys(target, source, nodes, keys[: len(source)])

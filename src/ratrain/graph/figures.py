@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class OpTimes:
 def op_times(predicted: Timeline, measured: Timeline) -> list[OpTimes]:
     """Of each kind of op, the longest first."""
     counts = Counter(span.word.split()[0] for span in measured.spans)
-    sums = [Counter[str](), Counter[str]()]
+    sums = [defaultdict[str, float](float) for _ in range(2)]
     for timeline, total in zip((predicted, measured), sums, strict=True):
         for span in timeline.spans:
             total[span.word.split()[0]] += span.length_s
