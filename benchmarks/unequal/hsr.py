@@ -35,7 +35,7 @@ from ratrain.plan.layout.plan import Plan, plan_of_row
 from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import check
-from ratrain.plan.search.speedup import DEFINITION, Speedup, speedup_of
+from ratrain.plan.search.other_devices import DEFINITION, Speedup, speedup_of
 from ratrain.plan.search.tried import Tried
 from ratrain.program.units import Bools
 

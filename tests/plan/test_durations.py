@@ -18,7 +18,7 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan
-from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.every_plan import case_of_job
 from ratrain.plan.search.misfit import planned
 from ratrain.program.actions import Kind
 from ratrain.program.kind import Waiting

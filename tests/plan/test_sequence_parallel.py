@@ -24,10 +24,9 @@ from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.enumerate import Group, groups_of, kinds_of_block
 from ratrain.plan.layout.sizes import boundary_bytes
-from ratrain.plan.layout.transfers import gathered_again_s, inner_sums_s, sums_of_op
+from ratrain.plan.layout.times import gathered_again_s, inner_sums_s, sums_of_op, times_in_layout
 from ratrain.plan.price.bill import bill
 from ratrain.plan.search.layouts import check, search_layouts
 from ratrain.program.text import read_text, write_text

@@ -23,8 +23,8 @@ from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT, with_order_open
 from ratrain.plan.search.layouts import search_layouts
-from ratrain.plan.search.speedup import free_to_recover
-from ratrain.plan.words.tables import search_text
+from ratrain.plan.search.other_devices import free_to_recover
+from ratrain.plan.words.planned import search_text
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text
 from ratrain.simulate.simulate import simulate

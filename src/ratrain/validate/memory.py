@@ -13,7 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.plan import Case, Group, StateMode, bill, case_of, kinds_of_block
+from ratrain.plan import Case, case_of
+from ratrain.plan.layout import Group, StateMode, kinds_of_block
+from ratrain.plan.price import bill
 from ratrain.program.replicas import Unit
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import apply_strategy

@@ -37,16 +37,9 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
     from ratrain.cli.terminal.jobs import refuse_overrides
     from ratrain.cli.terminal.progress import progress
-    from ratrain.plan import (
-        explain,
-        explanation_json,
-        explanation_text,
-        load_job_to_plan,
-        load_plan,
-        plan_of_file,
-        plan_of_job,
-        plans_beside,
-    )
+    from ratrain.plan import load_job_to_plan, load_plan, plan_of_file
+    from ratrain.plan.search import plan_of_job, plans_beside
+    from ratrain.plan.words import explain, explanation_json, explanation_text
 
     with progress("simulating", "plans") as report:
         if plan.suffix == ".json":

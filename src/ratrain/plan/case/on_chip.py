@@ -9,9 +9,9 @@ from ratrain.cost.collectives import ring_all_reduce
 from ratrain.describe.cluster import ChipLink, ClusterSpec
 from ratrain.describe.on_chip import BY, ChipNetwork
 from ratrain.plan.case.case import Case
-from ratrain.plan.layout.on_cluster import on_cluster
+from ratrain.plan.layout.other_clusters import on_cluster
 from ratrain.plan.layout.sizes import boundary_bytes
-from ratrain.plan.layout.transfers import tensor_sums
+from ratrain.plan.layout.times import tensor_sums
 from ratrain.simulate.long import simulate_proved
 
 RING = "ring"

@@ -22,11 +22,10 @@ from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.plan.draft.pools import Pool, PoolLinks, Post, Shape
-from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
-from ratrain.plan.layout.geometry import speed
+from ratrain.plan.layout.links import speed
 from ratrain.plan.layout.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
-from ratrain.plan.layout.transfers import boundary_message, sums_of_op
+from ratrain.plan.layout.times import boundary_message, sums_of_op, times_in_layout
 from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.program.families import OPTIMIZER_SLOTS
 from ratrain.program.replicas import Recovery, Unit

@@ -25,7 +25,6 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.plan.layout.buckets import require_bucketable
-from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.further_orders import in_order, orders_tried
 from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
 from ratrain.plan.layout.placement import Placement, placed_on
@@ -38,6 +37,7 @@ from ratrain.plan.layout.sizes import (
     unit_of,
 )
 from ratrain.plan.layout.tiers import require_tier
+from ratrain.plan.layout.times import times_in_layout
 from ratrain.program.replicas import Unit
 from ratrain.program.skeletons import SKELETONS, Skeleton
 from ratrain.program.strategies import Strategy

@@ -17,9 +17,7 @@ from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
-from ratrain.plan.layout.geometry import Geometry
-from ratrain.plan.layout.gradient_groups import group_among
-from ratrain.plan.layout.links import Seats
+from ratrain.plan.layout.links import Geometry, Seats, group_among
 from ratrain.program.units import Ints
 
 

@@ -22,7 +22,7 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
-from ratrain.plan.layout.transfers import sums_of_op
+from ratrain.plan.layout.times import sums_of_op
 from ratrain.plan.layout.unit_place import Half, StageMessage, UnitPlace
 from ratrain.plan.price.reductions import reduction, tied_sum
 from ratrain.program.kind import Cost, Kind, kinds

@@ -38,7 +38,7 @@ from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
 from ratrain.plan.layout.enumerate import Group, kinds_of_block
-from ratrain.plan.layout.gradient_groups import NamedHalf
+from ratrain.plan.layout.links import NamedHalf
 from ratrain.plan.layout.placement import ReplicaClass
 from ratrain.plan.layout.sizes import (
     boundary_bytes,
@@ -49,7 +49,7 @@ from ratrain.plan.layout.sizes import (
     trains_tied,
 )
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
-from ratrain.plan.layout.transfers import boundary_message, sums_of_op
+from ratrain.plan.layout.times import boundary_message, sums_of_op
 from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, SPILL
 from ratrain.plan.price.loops import loops
 from ratrain.plan.price.reductions import reduction, tied_sum

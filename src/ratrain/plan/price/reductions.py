@@ -10,7 +10,7 @@ from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.buckets import bucket_count, sent_in_buckets
-from ratrain.plan.layout.gradient_groups import widened
+from ratrain.plan.layout.links import widened
 from ratrain.plan.layout.unit_place import Half
 
 FLAG_BYTES = 4

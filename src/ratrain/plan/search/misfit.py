@@ -18,9 +18,9 @@ from ratrain.plan.layout.tiers import leaner_jobs
 from ratrain.plan.price.bill import FORWARD, NONE, bill
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
-from ratrain.plan.search.effort import DOUBLINGS
 from ratrain.plan.search.fit import require_room
 from ratrain.plan.search.layouts import Checked, Progress, Search, search_layouts
+from ratrain.plan.search.limits import DOUBLINGS
 from ratrain.program.replicas import Recovery
 from ratrain.program.text.family_groups import takes
 

@@ -8,7 +8,7 @@ from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.draft.pools import Post, tensor_degrees
 from ratrain.plan.draft.space import Drafts, Side, Space, StageMembers, sides_of
-from ratrain.plan.search.effort import MEMBERS_CUTS
+from ratrain.plan.search.limits import MEMBERS_CUTS
 from ratrain.plan.search.moves_of_devices import anew
 
 Place = tuple[int, int]
