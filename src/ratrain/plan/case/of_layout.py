@@ -29,8 +29,8 @@ from ratrain.plan.layout.further_orders import (
     WORTH_SPLIT,
     in_order,
     in_split_order,
-    orders_tried,
-    split_orders_tried,
+    layer_orders_of_layout,
+    split_orders_of_layout,
 )
 from ratrain.plan.layout.jobs import no_shards, require_tieable, require_whole, strategy_of
 from ratrain.plan.layout.placement import Placement, place
@@ -78,10 +78,10 @@ def choose_order(plan: Plan) -> Plan:
 def _orders(usual: Plan) -> Iterator[tuple[JobSpec, float]]:
     """The job in each further order worth a try, and the part of a step that it must save."""
     job, chosen, layout = usual.job, usual.strategy, usual.layout
-    for name in orders_tried(job, chosen, layout)[1:]:
+    for name in layer_orders_of_layout(job, chosen, layout):
         yield in_order(job, name), WORTH_MEMORY
     if not any(mode.again for mode in usual.alike.recovery):
-        for name in split_orders_tried(job, chosen, layout):
+        for name in split_orders_of_layout(job, chosen, layout):
             yield in_split_order(job, name), WORTH_SPLIT
 
 

@@ -9,6 +9,7 @@ nothing: the last micro-batch's gradient comes when it comes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
@@ -23,16 +24,25 @@ WORTH_MEMORY = 0.002
 """Part of a step that such an order must save to be taken: it holds more micro-batches."""
 
 
-def orders_tried(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str | None, ...]:
-    """What `[schedule] skeleton` may become; None: the strategy's own, which comes first."""
-    micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
-    whole_model = layout.pipeline == layout.virtual == 1
-    short = 2 * (job.model.spec.layers + 2) * micro_batches <= MOST_OPS
-    if not (takes_other_orders(job, chosen) and whole_model and layout.data > 1 and short):
-        return (None,)
-    useful = (together for together in TOGETHER if together < 2 * micro_batches)
-    names = map(layer_major_name, useful) if micro_batches > 1 else ()
-    return (None, *names)
+def layer_orders(
+    job: JobSpec, chosen: Strategy, micro_batches: Sequence[int], *, whole_model: bool
+) -> tuple[str, ...]:
+    """The layer-major orders that replicas of so many micro-batches may be in beside the strategy's
+    own; `whole_model`: whether a rank holds all of it, and others hold parts of it too."""
+    ops, most = 2 * (job.model.spec.layers + 2) * sum(micro_batches), max(micro_batches)
+    if not (whole_model and most > 1 and ops <= MOST_OPS and takes_other_orders(job, chosen)):
+        return ()
+    return tuple(layer_major_name(together) for together in TOGETHER if together < 2 * most)
+
+
+def layer_orders_of_layout(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str, ...]:
+    """Those of a layout."""
+    whole_model = layout.pipeline == layout.virtual == 1 < layout.data
+    return layer_orders(job, chosen, [_micro_batches(job, layout)], whole_model=whole_model)
+
+
+def _micro_batches(job: JobSpec, layout: LayoutSpec) -> int:
+    return job.batch.sequences // (layout.data * job.batch.micro_batch)
 
 
 def takes_other_orders(job: JobSpec, chosen: Strategy) -> bool:
@@ -47,10 +57,8 @@ def takes_other_orders(job: JobSpec, chosen: Strategy) -> bool:
     )
 
 
-def in_order(job: JobSpec, skeleton: str | None) -> JobSpec:
+def in_order(job: JobSpec, skeleton: str) -> JobSpec:
     """The job with a compute order that was chosen for it."""
-    if skeleton is None:
-        return job
     return replace(job, schedule=replace(job.schedule, skeleton=skeleton))
 
 
@@ -77,13 +85,17 @@ WORTH_SPLIT = 0.03
 beyond one backward is known to within so much."""
 
 
-def split_orders_tried(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str, ...]:
-    """What `[schedule] skeleton` may become beside the strategy's own order."""
-    micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
-    pipelined = layout.pipeline > 1 and layout.virtual == 1 and micro_batches > 1
-    open_to_others = takes_other_orders(job, chosen)
+def split_orders(job: JobSpec, chosen: Strategy, *, waits: bool) -> tuple[str, ...]:
+    """The orders that split backward and that a job may be in beside the strategy's own; `waits`:
+    whether replicas have any that weight gradients could fill."""
     keeps = job.schedule.recovery in ("auto", "keep-all")
-    return SPLIT_ORDERS if pipelined and open_to_others and keeps else ()
+    return SPLIT_ORDERS if waits and keeps and takes_other_orders(job, chosen) else ()
+
+
+def split_orders_of_layout(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str, ...]:
+    """Those of a layout."""
+    waits = layout.pipeline > 1 == layout.virtual and _micro_batches(job, layout) > 1
+    return split_orders(job, chosen, waits=waits)
 
 
 def in_split_order(job: JobSpec, skeleton: str) -> JobSpec:

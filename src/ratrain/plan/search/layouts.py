@@ -20,7 +20,7 @@ import numpy as np
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import Group, groups_of, no_group
-from ratrain.plan.layout.further_orders import WORTH_SPLIT, in_split_order, split_orders_tried
+from ratrain.plan.layout.further_orders import WORTH_SPLIT, in_split_order, split_orders_of_layout
 from ratrain.plan.layout.plan import Plan, group_of_plan, plan_of_row
 from ratrain.plan.price.bill import FORWARD
 from ratrain.plan.price.estimate import estimate
@@ -293,6 +293,6 @@ def _in_split_orders(plan: Plan) -> Iterator[Plan]:
     """A plan in each order that splits backward and may be tried on it."""
     if any(mode.again for mode in plan.alike.recovery):
         return
-    for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
+    for name in split_orders_of_layout(plan.job, plan.strategy, plan.layout):
         strategy = replace(plan.strategy, skeleton=name)
         yield replace(plan, job=in_split_order(plan.job, name), strategy=strategy)

@@ -24,13 +24,12 @@ from ratrain.plan.draft.on_devices import plans_of
 from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.draft.pools import Pool
 from ratrain.plan.layout.further_orders import (
-    MOST_OPS,
-    SPLIT_ORDERS,
     WORTH_MEMORY,
     WORTH_SPLIT,
     in_order,
     in_split_order,
-    takes_other_orders,
+    layer_orders,
+    split_orders,
 )
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.layout.replica import PlacedReplica
@@ -38,7 +37,7 @@ from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search import limits
 from ratrain.plan.search.tried import Timed, climbed, fastest_of, timed_recovering
 from ratrain.program.replicas import Recovery
-from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
+from ratrain.program.skeletons import SKELETONS
 
 
 def in_other_sizes(start: Timed, begins: Callable[[], None]) -> Iterator[Timed]:
@@ -202,14 +201,10 @@ def layer_orders_of(plan: Plan) -> tuple[str, ...]:
     """The layer-major orders that a plan may be in, under the conditions of alike replicas: its
     order is left to the planner, ranks that hold the whole model exchange gradients, and the ends
     of its step count. None where a stage computes several micro-batches at once."""
-    counts = [replica.micro_batches for replica in plan.replicas]
-    ops = 2 * (plan.job.model.spec.layers + 2) * sum(counts)
-    may_be = takes_other_orders(plan.job, plan.strategy) and ops <= MOST_OPS and max(counts) > 1
-    one_by_one = not any(replica.joined for replica in plan.replicas)
-    if not (may_be and one_by_one and _has_whole_model(plan)):
+    if any(replica.joined for replica in plan.replicas):
         return ()
-    useful = (together for together in TOGETHER if together < 2 * max(counts))
-    return tuple(map(layer_major_name, useful))
+    counts = [replica.micro_batches for replica in plan.replicas]
+    return layer_orders(plan.job, plan.strategy, counts, whole_model=_has_whole_model(plan))
 
 
 def _has_whole_model(plan: Plan) -> bool:
@@ -221,15 +216,9 @@ def _has_whole_model(plan: Plan) -> bool:
 def split_orders_of(plan: Plan) -> tuple[str, ...]:
     """The orders that split backward and that a plan may be in: its order is left to the planner,
     it keeps all activations, and a replica has waits that weight gradients could fill."""
-    waits = (r.layout.pipeline > 1 and r.micro_batches > 1 for r in plan.replicas)
-    may_be = (
-        takes_other_orders(plan.job, plan.strategy)
-        and plan.job.schedule.recovery in ("auto", "keep-all")
-        and _keeps_all(plan)
-        and not any(replica.layout.virtual > 1 for replica in plan.replicas)
-        and any(waits)
-    )
-    return SPLIT_ORDERS if may_be else ()
+    waits = any(r.layout.pipeline > 1 and r.micro_batches > 1 for r in plan.replicas)
+    alone = not any(replica.layout.virtual > 1 for replica in plan.replicas)
+    return split_orders(plan.job, plan.strategy, waits=waits and alone and _keeps_all(plan))
 
 
 def _keeps_all(plan: Plan) -> bool:
