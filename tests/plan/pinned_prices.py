@@ -30,7 +30,7 @@ from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.plan import plan_of_row
-from ratrain.plan.price.bill import bill
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import codes_of, fitted
 from ratrain.plan.price.kind_speed import kind_speed, least_step_s, parts_of_cluster
@@ -150,7 +150,7 @@ def of_groups(spec: JobSpec) -> Iterator[tuple[str, float]]:
             known = estimate(group, recovery)
             for field in fields(known):
                 yield f"{number}.{mode} {field.name}", weighed(getattr(known, field.name))
-            for item, size in bill(group, recovery).items.items():
+            for item, size in bill_of(group, recovery).items.items():
                 yield f"{number}.{mode} {item}", weighed(size)
 
 

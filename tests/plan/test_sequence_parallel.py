@@ -27,7 +27,7 @@ from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import Group, groups_of, kinds_of_block
 from ratrain.plan.layout.sizes import boundary_bytes
 from ratrain.plan.layout.times import gathered_again_s, inner_sums_s, sums_of_op, times_in_layout
-from ratrain.plan.price.bill import bill
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.search.layouts import check, search_layouts
 from ratrain.program.text import read_text, write_text
 from ratrain.simulate.simulate import simulate
@@ -71,8 +71,8 @@ def test_the_bill_is_never_below_on_many_plans_with_divided_sequences(row: Row) 
 def test_inputs_are_divided_by_the_tensor_degree_and_states_are_not_touched() -> None:
     for plain, divided in pairs_of_groups():
         recovery = np.zeros(plain.layers.shape, dtype=np.int64)
-        before = bill(plain, recovery).items
-        after = bill(divided.only(np.arange(len(plain))), np.zeros_like(divided.layers)).items
+        before = bill_of(plain, recovery).items
+        after = bill_of(divided.only(np.arange(len(plain))), np.zeros_like(divided.layers)).items
         if np.array_equal(plain.layers, divided.layers):
             assert np.array_equal(before["input"], after["input"] * plain.layout.tensor)
             assert np.array_equal(before["sums"], after["sums"])  # parts of sums are whole

@@ -70,14 +70,21 @@ def leaner_jobs(job: JobSpec, chosen: Strategy, *, replicas: bool = True) -> Ite
     bucketed = in_buckets(job, chosen) if replicas else None
     if bucketed is not None:
         yield bucketed
-    if job.schedule.optimizer_tier is not None:
-        return
-    here = [tier for tier in (HOST, DISK) if all(tier_of(k, tier) for k in job.cluster.kinds)]
-    for tiers in _combinations(here):
+    for tiers in _combinations(tiers_of(job)) if job.schedule.optimizer_tier is None else ():
         for each in filter(None, (job, bucketed)):
             away = in_tiers(each, *tiers)
             if away is not None:
                 yield away
+
+
+def jobs_in_tiers(job: JobSpec) -> Iterator[JobSpec]:
+    """The job with states in each tier that all of its devices have, where it leaves that open."""
+    return filter(None, (in_tiers(job, *tiers) for tiers in _combinations(tiers_of(job))))
+
+
+def tiers_of(job: JobSpec) -> list[str]:
+    """The tiers below memory that all of a job's devices have."""
+    return [tier for tier in (HOST, DISK) if all(tier_of(k, tier) for k in job.cluster.kinds)]
 
 
 def _combinations(here: Sequence[str]) -> Iterator[tuple[str, ...]]:

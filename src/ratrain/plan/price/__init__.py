@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ratrain.faces import face
 
 if TYPE_CHECKING:
-    from ratrain.plan.price.bill import bill
+    from ratrain.plan.price.bill import bill_of
     from ratrain.plan.price.durations import declare_cost
     from ratrain.plan.price.places import costs_of
 

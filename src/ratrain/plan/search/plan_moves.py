@@ -1,5 +1,9 @@
-"""Changes of whole plans that drafts do not know: stages that compute other numbers of sequences at
-once, and compute orders that are layer-major or split backward.
+"""Moves of whole plans, which drafts do not know: stages that compute other numbers of sequences at
+once, compute orders that are layer-major or split backward, what waits in another memory tier.
+
+A plan move is declared by its name, as a move of drafts is. Those that climb are made of the best
+plans of a search again and again, as long as each saves enough of a step; `explain` says of each
+what it would make of the plan that it explains.
 
 A stage on a kind of device with much to gain from larger products, and memory for them, may compute
 several of its replica's micro-batches in one op, while its neighbour takes them one by one. From a
@@ -15,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
+from ratrain.errors import RatrainError
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.on_devices import plans_of
 from ratrain.plan.draft.parts import layers_moved
@@ -33,21 +38,74 @@ from ratrain.plan.layout.further_orders import (
 )
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.layout.replica import PlacedReplica
+from ratrain.plan.layout.tiers import jobs_in_tiers, tiers_of
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
+from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search import limits
+from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.tried import Timed, climbed, fastest_of, timed_recovering
+from ratrain.plugins import Registry
+from ratrain.program.repeating import compute_ops
 from ratrain.program.replicas import Recovery
 from ratrain.program.skeletons import SKELETONS
 
 
-def in_other_sizes(start: Timed, begins: Callable[[], None]) -> Iterator[Timed]:
-    """Ever faster plans, each with other sizes on some stages than the one before. `begins` is
-    called for each that is tried."""
+@dataclass(frozen=True)
+class PlanMove:
+    """`words`: what it changes, as `explain` says it; `plans`: what it makes of a plan; `climbs`:
+    whether the search makes it of its best plans."""
+
+    words: str
+    plans: Callable[[Plan], Iterator[Plan]]
+    climbs: bool = True
+
+    def first_of(self, plan: Plan) -> list[Plan]:
+        """The first few plans that it makes of one; none where that cannot be."""
+        try:
+            return list(islice(self.plans(plan), limits.MOVES_SHOWN))
+        except RatrainError:
+            return []
+
+
+PLAN_MOVES: Registry[PlanMove] = Registry("plan move")
+
+
+def declare_plan_move(name: str, move: PlanMove) -> None:
+    """Lets the search try it, and `explain` list it."""
+    PLAN_MOVES.declare(name, move)
+
+
+def plan_moves_of(plan: Plan, step_s: float) -> tuple[MoveTried, ...]:
+    """What each would make of a plan that takes so long, simulated whole; none of a plan whose
+    program is long."""
+    if compute_ops(plan.setup) > limits.MOVES_OPS:
+        return ()
+    every = {name: (move.words, move.first_of(plan)) for name, move in PLAN_MOVES.items()}
+    return tuple(
+        MoveTried(
+            name, words, len(made), min(filter(None, map(_step_s, made)), default=None), step_s
+        )
+        for name, (words, made) in every.items()
+    )
+
+
+def _step_s(plan: Plan) -> float | None:
+    """Seconds of a plan's step; None where it does not fit, or cannot be."""
+    try:
+        return step_s_of(plan)
+    except (RatrainError, Unmeasured):
+        return None
+
+
+def improved(start: Timed, begins: Callable[[], None]) -> Iterator[Timed]:
+    """Ever faster plans, each a plan move from the one before. `begins` is called for each that is
+    tried."""
     left, known = limits.SIZES_OPS, {_key(start.plan)}
 
     def near(here: Timed) -> Iterator[Timed]:
         nonlocal left
-        for plan in _neighbours(here.plan):
+        climbing = (move.plans(here.plan) for move in PLAN_MOVES.values() if move.climbs)
+        for plan in chain.from_iterable(climbing):
             if left <= 0 or _key(plan) in known:
                 continue
             known.add(_key(plan))
@@ -71,7 +129,8 @@ def _timed(here: Timed, plan: Plan, bar_s: float) -> Timed | None:
 
 def _key(plan: Plan) -> object:
     """What tells the plans that are tried apart."""
-    return tuple((entry.sizes, entry.layout.layers) for entry in plan.replicas)
+    cuts = tuple((entry.sizes, entry.layout.layers) for entry in plan.replicas)
+    return cuts, plan.strategy, plan.job.schedule
 
 
 def _neighbours(plan: Plan) -> Iterator[Plan]:
@@ -143,6 +202,10 @@ class Reordering:
     further: float
     recovers: bool
 
+    def plans(self, plan: Plan) -> Iterator[Plan]:
+        """The plan in each of its orders."""
+        return (plan.in_order_of(self.ordered(plan.job, name)) for name in self.names(plan))
+
 
 @dataclass(frozen=True)
 class Reordered:
@@ -160,10 +223,9 @@ class Reordered:
         the fastest step known; and where recovery is no way out, what changes make of the
         fastest: with fewer waits another cut, share, micro-batch or size may be the best."""
         bar_s, fastest = known_s * (1 - order.worth), None
-        every = [(plan, name) for plan in plans for name in order.names(plan.plan)]
-        for plan, name in every:
+        every = [(plan, ordered) for plan in plans for ordered in order.plans(plan.plan)]
+        for plan, ordered in every:
             self.begins()
-            ordered = plan.plan.in_order_of(order.ordered(plan.plan.job, name))
             if order.recovers:
                 tried = timed_recovering(plan.draft, ordered, bar_s, proved_last=True)
             else:
@@ -174,7 +236,7 @@ class Reordered:
         if fastest is not None and self.climbs and not order.recovers:
             changed = [fastest, *self._changed(fastest)]
             yield from changed[1:]
-            yield from in_other_sizes(changed[-1], self.begins)
+            yield from improved(changed[-1], self.begins)
 
     def _changed(self, start: Timed) -> Iterator[Timed]:
         """Ever faster plans in the same order, each of a change of the draft before."""
@@ -227,3 +289,37 @@ def _keeps_all(plan: Plan) -> bool:
 
 LAYER_MAJOR = Reordering(layer_orders_of, in_order, WORTH_MEMORY, WORTH_MEMORY, recovers=True)
 SPLIT = Reordering(split_orders_of, in_split_order, WORTH_SPLIT, 0.0, recovers=False)
+
+
+def _spilled(plan: Plan) -> Iterator[Plan]:
+    """What is recomputed kept in another tier in its place: in that of the job, or in each that its
+    devices have."""
+    again = [
+        {rank for (_, rank), mode in zip(r.held, r.recovery, strict=True) if mode.again}
+        for r in plan.replicas
+    ]
+    is_open = plan.job.schedule.activation_tier is None
+    for tier in filter(None, tiers_of(plan.job) if is_open else [plan.job.activation_tier]):
+        schedule = replace(plan.job.schedule, activation_tier=tier)
+        if any(again):
+            there = replace(plan, job=replace(plan.job, schedule=schedule))
+            yield there.in_modes(Recovery.SPILL, again)
+
+
+def _in_tiers(plan: Plan) -> Iterator[Plan]:
+    """Optimizer states, then activations and weights too, in other tiers; as it is, and where that
+    recovers with every activation kept."""
+    for job in jobs_in_tiers(plan.job):
+        there = replace(plan, job=job)
+        kept = there.keeping(range(len(there.setup.members)))
+        yield from (kept, there) if kept.replicas != there.replicas else (there,)
+
+
+declare_plan_move("sizes", PlanMove("stages in twice or half the micro-batch", _neighbours))
+for _name, _words, _plans in (
+    ("layer-major", "the ends of a step layer by layer", LAYER_MAJOR.plans),
+    ("split", "backward split, weight gradients in the gaps", SPLIT.plans),
+    ("spill", "activations in another tier, not recomputed", _spilled),
+    ("tiers", "states in another memory tier", _in_tiers),
+):
+    declare_plan_move(_name, PlanMove(_words, _plans, climbs=False))

@@ -27,7 +27,7 @@ from ratrain.plan.search.drafts import DraftSearch, Progress
 from ratrain.plan.search.limits import effort_of
 from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MoveTried
-from ratrain.plan.search.plan_moves import LAYER_MAJOR, SPLIT, Reordered, Reordering, in_other_sizes
+from ratrain.plan.search.plan_moves import LAYER_MAJOR, SPLIT, Reordered, Reordering, improved
 from ratrain.plan.search.tried import Timed, step_of
 from ratrain.program.skeletons import SKELETONS
 
@@ -136,7 +136,7 @@ def _in_other_sizes(seeker: DraftSearch, plans: Sequence[Timed]) -> list[Timed]:
     begun = list(plans[: limits.RESIZED_PLANS])
     if seeker.is_tight(begun):
         begun += islice(_leaner(plans[limits.RESIZED_PLANS - 1 :]), limits.RESIZED_LEAN)
-    better = [faster for plan in begun for faster in in_other_sizes(plan, seeker.watch)]
+    better = [faster for plan in begun for faster in improved(plan, seeker.watch)]
     return _fastest([*plans, *better])
 
 

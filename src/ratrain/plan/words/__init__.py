@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ratrain.plan.words.explain import (
         NEAR,
         binding,
-        explain,
         explanation_json,
+        explanation_of,
         explanation_text,
     )
     from ratrain.plan.words.explain_kinds import binding_words, busy_words

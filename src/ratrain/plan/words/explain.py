@@ -29,6 +29,7 @@ from ratrain.plan.search.other_devices import (
     speedup_of,
     unwatched,
 )
+from ratrain.plan.search.plan_moves import plan_moves_of
 from ratrain.plan.search.tried import Timed
 from ratrain.plan.words.averages import Period, periods, periods_text
 from ratrain.plan.words.explain_kinds import (
@@ -42,7 +43,15 @@ from ratrain.plan.words.explain_kinds import (
     speedup_json,
     speedup_text,
 )
-from ratrain.plan.words.planned import WIDTH, search_json, table, table_lines, unequal_json, wrapped
+from ratrain.plan.words.planned import (
+    WIDTH,
+    move_json,
+    search_json,
+    table,
+    table_lines,
+    unequal_json,
+    wrapped,
+)
 from ratrain.program.bounds import PeakBound
 from ratrain.program.kind import Waiting
 from ratrain.program.text.awaited import AWAITED
@@ -60,7 +69,8 @@ ALIKE = 5e-4
 def others_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]:
     """How the plan stands among those that the planner found, and these."""
     yield from _unequal_text(subject, step_s, known)
-    yield from _moves_text(known)
+    moves = known.unequal.moves if known.unequal is not None else ()
+    yield from moves_text("One change more of the best plan, at the grain of stages:", moves)
     alike, uneven = known.alike, not subject.is_layout
     if alike is None:
         yield "The planner knows no layout of this job that takes all of its devices."
@@ -108,12 +118,11 @@ def _unequal_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[st
     yield ""
 
 
-def _moves_text(known: EveryPlan) -> Iterator[str]:
-    """What each move of the search would make of the plan that it took."""
-    moves = known.unequal.moves if known.unequal is not None else ()
+def moves_text(title: str, moves: Sequence[MoveTried]) -> Iterator[str]:
+    """What each move of the search would make of a plan."""
     if not moves:
         return
-    yield from wrapped("One change more of the best plan, at the grain of stages:")
+    yield title
     columns = ("plans", True), ("best", True), ("step", True), ("move: what changes", False)
     yield from table_lines(columns, [_move_row(move) for move in moves])
     yield ""
@@ -122,7 +131,7 @@ def _moves_text(known: EveryPlan) -> Iterator[str]:
 def _move_row(move: MoveTried) -> tuple[str, str, str, str]:
     words = f"{move.name}: {move.words}"
     if move.best_s is None:
-        return "0", "-", "-", words
+        return str(move.drafts), "-", "-", words
     more = 100 * (move.best_s / move.step_s - 1)
     return str(move.drafts), f"{more:+.2f} %", format_time(move.best_s), words
 
@@ -182,6 +191,7 @@ class Explanation:
     added: tuple[Added, ...]
     on_chip: OnChip | None  # where tensor groups are inside chips whose network is known
     periods: tuple[Period, ...]  # where replicas average their weights
+    moves: tuple[MoveTried, ...]  # what each move of whole plans would make of it
 
     @property
     def bounds(self) -> tuple[PeakBound, ...]:
@@ -200,7 +210,7 @@ class Explanation:
         return min(steps)
 
 
-def explain(subject: Plan, known: EveryPlan, watch: Watch = unwatched) -> Explanation:
+def explanation_of(subject: Plan, known: EveryPlan, watch: Watch = unwatched) -> Explanation:
     """The `Explanation` of a plan: proved and simulated in full, then taken apart by kind of
     device, and planned without and with more of each. `watch` shows what takes its time."""
     case = Case(subject)
@@ -217,7 +227,13 @@ def explain(subject: Plan, known: EveryPlan, watch: Watch = unwatched) -> Explan
         added_hosts(asked, watch),
         sums_on_chip(case),
         periods(subject),
+        plan_moves_of(subject, simulation.step_time_s),
     )
+
+
+def _made(moves: Iterable[MoveTried]) -> list[MoveTried]:
+    """Those that make any plan."""
+    return [move for move in moves if move.drafts]
 
 
 def _budget_of(simulation: Simulation, rank: int) -> int:
@@ -282,6 +298,7 @@ def explanation_text(explained: Explanation) -> list[str]:
         kinds_text(explained.kinds, step_s),
         speedup_text(explained.speedup) if explained.speedup is not None else (),
         added_text(explained.added, explained.fastest_s),
+        list(moves_text("One change of this plan, simulated whole:", _made(explained.moves)))[:-1],
         others_text(explained.subject, step_s, explained.known),
         _misfits(explained),
     ]
@@ -418,6 +435,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
         "kinds": kinds_json(explained.kinds, simulation.step_time_s),
         "speedup": speedup_json(explained.speedup),
         "added": added_json(explained.added),
+        "moves": list(map(move_json, explained.moves)),
         "search": search_json(layouts, 24) if layouts is not None and layouts.tried else None,
         "unequal": unequal_json(explained.known.unequal, 24),
         "rejected": [

@@ -21,6 +21,7 @@ from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
 from ratrain.plan.search.layouts import Search
 from ratrain.plan.search.limits import DEVICES
+from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.tried import Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, has_too_many
 from ratrain.program.bounds import PeakBound
@@ -336,14 +337,16 @@ def unequal_json(unequal: UnequalSearch | None, top: int) -> dict[str, Any] | No
         "ranked_of_members": unequal.shared,
         "simulated": unequal.simulated,
         "search_time_s": unequal.total_s,
-        "moves": [
-            {
-                "move": move.name,
-                "changes": move.words,
-                "drafts": move.drafts,
-                "best_step_time_s": move.best_s,
-                "step_time_s": move.step_s,
-            }
-            for move in unequal.moves
-        ],
+        "moves": list(map(move_json, unequal.moves)),
+    }
+
+
+def move_json(move: MoveTried) -> dict[str, Any]:
+    """What a move would make of a plan."""
+    return {
+        "move": move.name,
+        "changes": move.words,
+        "drafts": move.drafts,
+        "best_step_time_s": move.best_s,
+        "step_time_s": move.step_s,
     }
