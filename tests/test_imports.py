@@ -243,7 +243,8 @@ def test_other_rooms_import_only_the_public_names_of_the_planner() -> None:
                 face, _, name = module.rpartition(".")
                 assert name in FACES.get(face, ()), f"{path}:{line} imports {module}"
                 used.add(module)
-    extensions = ["Draft", "Drafts", "Move", "Side", "Space", "declare_move", "sides_of"]
+    extensions = ["Draft", "Drafts", "Move", "PlanMove", "Side", "Space", "sides_of"]
+    extensions += ["declare_move", "declare_plan_move"]
     for_extensions = {f"ratrain.plan.search.{name}" for name in extensions}
     public = {f"{face}.{name}" for face, names in FACES.items() for name in names}
     assert public - used == {*for_extensions, "ratrain.plan.price.declare_cost"}, "used by nobody"
