@@ -28,8 +28,8 @@ from ratrain.describe.ranges import STAGES, write_list
 from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError
 from ratrain.plan.layout.enumerate import Group, groups_of
-from ratrain.plan.layout.further_orders import in_split_order, split_orders_of_layout
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.orders import in_split_order, split_orders_of_layout
 from ratrain.plan.layout.other_clusters import kinds_of, only_kinds
 from ratrain.plan.layout.plan import Plan, plan_of_row
 from ratrain.plan.price.trial import step_s_of

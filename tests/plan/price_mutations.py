@@ -38,7 +38,7 @@ PRICED = (
     "cost/attention.py",
     "cost/gpu_layer.py",
     "cost/measured.py",
-    "plan/layout/buckets.py",
+    "plan/layout/tiers.py",
     "plan/layout/links.py",
     "plan/layout/times.py",
     "plan/price/bill.py",

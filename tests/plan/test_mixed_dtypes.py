@@ -20,9 +20,9 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import kind_parts
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.buckets import bucket_count
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.tiers import bucket_count
 from ratrain.plan.price.bill import bill_of
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.words.explain_kinds import kinds_text

@@ -17,8 +17,8 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.orders import SPLIT_ORDERS, WORTH_SPLIT
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.plan_moves import SPLIT, Reordered, split_orders_of

@@ -20,7 +20,7 @@ from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.links import speed
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.turns import hidden_turns
-from ratrain.plan.layout.unit_place import UnitPlace
+from ratrain.plan.price.durations import UnitPlace
 from ratrain.plan.price.places import costs_of, unit_places
 from ratrain.plan.price.trial import only_over_budget, proof
 from ratrain.program.program import Program

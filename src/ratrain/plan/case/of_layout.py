@@ -22,9 +22,9 @@ from ratrain.cost.algorithms import ALGORITHMS, AUTO
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case.case import Case, named_in
-from ratrain.plan.layout.buckets import require_bucketable
 from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.layout.further_orders import (
+from ratrain.plan.layout.jobs import no_shards, require_tieable, require_whole, strategy_of
+from ratrain.plan.layout.orders import (
     WORTH_MEMORY,
     WORTH_SPLIT,
     in_order,
@@ -32,11 +32,10 @@ from ratrain.plan.layout.further_orders import (
     layer_orders_of_layout,
     split_orders_of_layout,
 )
-from ratrain.plan.layout.jobs import no_shards, require_tieable, require_whole, strategy_of
 from ratrain.plan.layout.placement import Placement, place
 from ratrain.plan.layout.plan import MODES, Plan, group_of_plan, plan_of_layout
 from ratrain.plan.layout.sizes import stores_scores, trains_tied
-from ratrain.plan.layout.tiers import leaner_jobs, require_tier
+from ratrain.plan.layout.tiers import leaner_jobs, require_bucketable, require_tier
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.places import costs_of
 from ratrain.plan.price.trial import least_step_s, only_over_budget, step_s_of

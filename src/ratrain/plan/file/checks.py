@@ -17,12 +17,11 @@ from ratrain.describe.job_file import job_from_table
 from ratrain.describe.program_keys import said_by
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.file.form import PlanFile
-from ratrain.plan.layout.buckets import require_bucketable
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import require_whole
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.layout.replica import PlacedReplica
-from ratrain.plan.layout.tiers import require_tier
+from ratrain.plan.layout.tiers import require_bucketable, require_tier
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation
 from ratrain.program.skeletons import SKELETONS, joining_skeletons

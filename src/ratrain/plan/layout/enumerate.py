@@ -24,9 +24,8 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
-from ratrain.plan.layout.buckets import require_bucketable
-from ratrain.plan.layout.further_orders import in_order, layer_orders_of_layout
 from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
+from ratrain.plan.layout.orders import in_order, layer_orders_of_layout
 from ratrain.plan.layout.placement import Placement, placed_on
 from ratrain.plan.layout.sizes import (
     layers_of_stages,
@@ -36,7 +35,7 @@ from ratrain.plan.layout.sizes import (
     trains_tied,
     unit_of,
 )
-from ratrain.plan.layout.tiers import require_tier
+from ratrain.plan.layout.tiers import require_bucketable, require_tier
 from ratrain.plan.layout.times import times_in_layout
 from ratrain.program.replicas import Unit
 from ratrain.program.skeletons import SKELETONS, Skeleton

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import lcm
+from typing import Protocol
 
 import numpy as np
 
@@ -123,6 +124,14 @@ class _Pairs:
 def speed(link: Link) -> tuple[float, float]:
     """What orders links from the slowest: bandwidth, then latency."""
     return link.bandwidth_bytes_per_s, -link.latency_s
+
+
+class Half(Protocol):
+    """A reduce-scatter or all-gather, for the bytes that one rank has of it."""
+
+    def __call__(self, size_bytes: float, widened: float = 1.0, /) -> Transfer:
+        """`widened`: how many times as long a sum's element is on its way as a rank's own."""
+        ...
 
 
 @dataclass(frozen=True)

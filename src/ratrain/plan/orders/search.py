@@ -21,7 +21,7 @@ from random import Random
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, ProgramError, RatrainError, SpecError
 from ratrain.plan.case.case import Case
-from ratrain.plan.layout.fixed_orders import order_for_now
+from ratrain.plan.layout.orders import order_for_now
 from ratrain.plan.layout.plan import has_members
 from ratrain.plan.orders.board import Board, Tried
 from ratrain.plan.orders.clock import Order, OrderClock, Orders

@@ -29,8 +29,13 @@ from ratrain.plan.layout.sizes import (
     trained_params,
 )
 from ratrain.plan.layout.times import boundary_message, times_in_layout
-from ratrain.plan.layout.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
-from ratrain.plan.price.durations import costs_of_places
+from ratrain.plan.price.durations import (
+    DataGroup,
+    OtherEnd,
+    StageMessage,
+    UnitPlace,
+    costs_of_places,
+)
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
 from ratrain.simulate.costs import Costs

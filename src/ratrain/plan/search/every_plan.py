@@ -20,7 +20,8 @@ from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import PlanFile
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan
-from ratrain.plan.layout.further_orders import with_order_open
+from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.orders import SPLIT_ORDERS, takes_other_orders
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.trial import only_over_budget
 from ratrain.plan.search.layouts import Progress, Search, search_layouts
@@ -28,7 +29,7 @@ from ratrain.plan.search.limits import ANY_REPLICAS, STARTS
 from ratrain.plan.search.misfit import planned
 from ratrain.plan.search.tried import Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
-from ratrain.program.skeletons import SKELETONS
+from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
 
 NO_ALIKE = "no plan with identical replicas fits"
 
@@ -225,3 +226,15 @@ def _joining(job: JobSpec, plan: Plan, joined: tuple[int, ...]) -> Plan:
         raise SpecError(error.what, place=f"{file} [layout] joined", fix=error.fix) from None
     given = {"train": job.train, "data": job.data, "checkpoint": job.checkpoint}
     return replace(made, job=replace(made.job, path=job.path, **given))
+
+
+def with_order_open(job: JobSpec) -> JobSpec:
+    """The job without the order that the planner may have chosen for it, and with what it set for
+    that order: so that whatever it is compared with may take any. A plan file does not say who
+    chose."""
+    asked = job.schedule.skeleton
+    if asked not in (*SPLIT_ORDERS, *map(layer_major_name, TOGETHER)):
+        return job
+    recovery = "auto" if job.schedule.recovery == "keep-all" else job.schedule.recovery
+    opened = replace(job, schedule=replace(job.schedule, skeleton=None, recovery=recovery))
+    return opened if takes_other_orders(opened, strategy_of(opened)) else job

@@ -20,7 +20,7 @@ import numpy as np
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import Group, groups_of, no_group
-from ratrain.plan.layout.further_orders import WORTH_SPLIT, in_split_order, split_orders_of_layout
+from ratrain.plan.layout.orders import WORTH_SPLIT, in_split_order, split_orders_of_layout
 from ratrain.plan.layout.plan import Plan, group_of_plan, plan_of_row
 from ratrain.plan.price.bill import FORWARD
 from ratrain.plan.price.estimate import estimate

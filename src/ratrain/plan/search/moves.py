@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.space import Drafts, Space
 from ratrain.plan.search import moves_of_devices as devices
-from ratrain.plan.search import moves_of_members as members
 from ratrain.plan.search import moves_of_work as work
 from ratrain.plugins import Registry
 
@@ -87,21 +86,21 @@ declare_move("exchange", Move("two stages in each other's place", devices.two_st
 declare_move("idle", Move("an idle device put to work", devices.an_idle_device))
 declare_move("tensor", Move("a tensor group divided, or two joined", devices.a_tensor_group))
 declare_move(
-    "member", Move("a member in another stage, or idle", members.a_member_moved, members=True)
+    "member", Move("a member in another stage, or idle", devices.a_member_moved, members=True)
 )
 declare_move(
     "idle-member",
-    Move("an idle device as a member", members.an_idle_device_as_member, members=True),
+    Move("an idle device as a member", devices.an_idle_device_as_member, members=True),
 )
 declare_move(
     "members-tensor",
     Move(
         "a members' tensor group divided, or two joined",
-        members.a_members_tensor_group,
+        devices.a_members_tensor_group,
         members=True,
     ),
 )
 declare_move(
     "members-cuts",
-    Move("layers in the best place among members", members.best_members_cuts, True, True),
+    Move("layers in the best place among members", devices.best_members_cuts, True, True),
 )

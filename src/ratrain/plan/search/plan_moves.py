@@ -28,7 +28,7 @@ from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.on_devices import plans_of
 from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.draft.pools import Pool
-from ratrain.plan.layout.further_orders import (
+from ratrain.plan.layout.orders import (
     WORTH_MEMORY,
     WORTH_SPLIT,
     in_order,

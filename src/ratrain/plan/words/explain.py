@@ -11,14 +11,12 @@ from typing import Any
 
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.kinds import KindPart, kind_parts
+from ratrain.plan.case.kinds import KindPart, OnChip, kind_parts, sums_on_chip
 from ratrain.plan.case.layout_words import layout_json, plan_name
-from ratrain.plan.case.on_chip import OnChip, sums_on_chip
 from ratrain.plan.case.replicas_words import short_name
-from ratrain.plan.layout.further_orders import with_order_open
 from ratrain.plan.layout.other_clusters import kinds_of
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.search.every_plan import EveryPlan
+from ratrain.plan.search.every_plan import EveryPlan, with_order_open
 from ratrain.plan.search.misfit import Misfit, misfits
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.other_devices import (

@@ -11,8 +11,7 @@ from typing import Any
 from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
-from ratrain.plan.case.on_chip import RING, OnChip
+from ratrain.plan.case.kinds import FASTER, NOTABLE, RING, KindPart, OnChip, Place, WhatIf
 from ratrain.plan.search.other_devices import DEFINITION, Added, Alone, Speedup
 from ratrain.plan.search.tried import Tried
 from ratrain.plan.words.planned import WIDTH, table_lines, wrapped

@@ -13,9 +13,8 @@ from typing import Any
 from ratrain.describe.lines import WIDTH, wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.layout_words import ACTIVATIONS, headline, short_name
-from ratrain.plan.case.measured_blocks import left_out_words
-from ratrain.plan.layout.further_orders import order_name
+from ratrain.plan.case.layout_words import ACTIVATIONS, headline, left_out_words, short_name
+from ratrain.plan.layout.orders import order_name
 from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
