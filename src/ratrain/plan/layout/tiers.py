@@ -7,7 +7,7 @@ of a reduction whose owners lie evenly over all that is sent."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ratrain.cost.algorithms import DIRECT
@@ -208,11 +208,15 @@ def _combinations(here: Sequence[str]) -> Iterator[tuple[str, ...]]:
 def in_tiers(job: JobSpec, *tiers: str) -> JobSpec | None:
     """The job with states in these tiers, in the order of `KEYS`; None where it cannot have them
     there, or says otherwise itself."""
-    wanted = dict(zip(KEYS, tiers, strict=False))
-    if any(getattr(job.schedule, key) is not None for key in wanted):
+    return waiting_in(job, dict(zip(KEYS, tiers, strict=False)))
+
+
+def waiting_in(job: JobSpec, tiers: Mapping[str, str]) -> JobSpec | None:
+    """The same with the tier of each key."""
+    if any(getattr(job.schedule, key) is not None for key in tiers):
         return None
-    away = replace(job, schedule=replace(job.schedule, **wanted))
-    return None if any(True for key in wanted for _ in _obstacles(away, key)) else away
+    away = replace(job, schedule=replace(job.schedule, **tiers))
+    return None if any(True for key in tiers for _ in _obstacles(away, key)) else away
 
 
 def in_tier(job: JobSpec, tier: str) -> JobSpec:

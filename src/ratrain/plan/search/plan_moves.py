@@ -38,7 +38,7 @@ from ratrain.plan.layout.orders import (
 )
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.layout.replica import PlacedReplica
-from ratrain.plan.layout.tiers import jobs_in_tiers, tiers_of
+from ratrain.plan.layout.tiers import jobs_in_tiers, tiers_of, waiting_in
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search import limits
@@ -298,12 +298,10 @@ def _spilled(plan: Plan) -> Iterator[Plan]:
         {rank for (_, rank), mode in zip(r.held, r.recovery, strict=True) if mode.again}
         for r in plan.replicas
     ]
-    is_open = plan.job.schedule.activation_tier is None
-    for tier in filter(None, tiers_of(plan.job) if is_open else [plan.job.activation_tier]):
-        schedule = replace(plan.job.schedule, activation_tier=tier)
+    jobs = [waiting_in(plan.job, {"activation_tier": tier}) for tier in tiers_of(plan.job)]
+    for job in filter(None, [plan.job] if plan.job.activation_tier else jobs):
         if any(again):
-            there = replace(plan, job=replace(plan.job, schedule=schedule))
-            yield there.in_modes(Recovery.SPILL, again)
+            yield replace(plan, job=job).in_modes(Recovery.SPILL, again)
 
 
 def _in_tiers(plan: Plan) -> Iterator[Plan]:
