@@ -79,6 +79,7 @@ TESTS = (
     "tests/plan/test_what_if.py",
     "tests/plan/test_bill.py",
     "tests/plan/test_draft_bills.py",
+    "tests/plan/test_draft_estimates.py",
     "tests/plan/test_estimate.py",
     "tests/plan/test_slow_messages.py",
 )
