@@ -15,8 +15,7 @@ step, the first stages' gradients, is not: nothing hides that behind further wor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby, islice
 from operator import attrgetter
 
@@ -32,54 +31,43 @@ MOST_SEQUENCES = 32
 """Of larger batches, shares in micro-batches of one size come near enough to the best."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """A part with its micro-batches, and about how long they take."""
-
-    part: Part
-    share: int
-    step_s: float
+def fastest_part(
+    space: Space, shape: Shape, sequences: int, data: int, state: StateMode
+) -> Part | None:
+    """A shape with so many sequences in the micro-batch in which it is fastest; None where it does
+    not fit in any."""
+    sizes = (size for size in divisors_of(sequences) if size <= LARGEST_MICRO_BATCH)
+    made = (space.part(shape, size, data, state) for size in sizes)
+    fitting = (part for part in made if part is not None)
+    return min(fitting, key=lambda part: part.step_s(sequences // part.micro_batch), default=None)
 
 
 def best_shares(space: Space) -> Callable[[Draft], Draft | None]:
     """What makes the draft of another's shapes whose slowest part takes least; None where the batch
     is too large or there is none."""
-    sequences = space.sequences
-
-    @cache
-    def fastest(shape: Shape, count: int, data: int, state: StateMode) -> Side | None:
-        """A shape with so many sequences, in the micro-batch in which it is fastest."""
-        sizes = [size for size in divisors_of(count) if size <= LARGEST_MICRO_BATCH]
-        made = [space.part(shape, size, data, state) for size in sizes]
-        sides = [
-            Side(part, count // size, part.step_s(count // size))
-            for part, size in zip(made, sizes, strict=True)
-            if part is not None
-        ]
-        return min(sides, key=lambda side: side.step_s, default=None)
+    sequences, fastest = space.sequences, cache(partial(fastest_part, space))
 
     def draft_of(draft: Draft) -> Draft | None:
         data = len(draft.parts)
         if not data <= sequences <= MOST_SEQUENCES:
             return None
-        best: dict[int, tuple[float, tuple[Side, ...]]] = {0: (0.0, ())}
-        for place, part in enumerate(draft.parts, 1):
-            longer: dict[int, tuple[float, tuple[Side, ...]]] = {}
+        best: dict[int, tuple[float, tuple[tuple[Part, int], ...]]] = {0: (0.0, ())}
+        for place, shape in enumerate((part.shape for part in draft.parts), 1):
+            longer: dict[int, tuple[float, tuple[tuple[Part, int], ...]]] = {}
             for taken, (slowest_s, sides) in best.items():
                 for count in range(1, sequences - taken - (data - place) + 1):
-                    side = fastest(part.shape, count, data, draft.state)
-                    if side is None:
+                    part = fastest(shape, count, data, draft.state)
+                    if part is None:
                         continue
-                    step_s, known = max(slowest_s, side.step_s), longer.get(taken + count)
+                    share = count // part.micro_batch
+                    step_s, known = max(slowest_s, part.step_s(share)), longer.get(taken + count)
                     if known is None or step_s < known[0]:
-                        longer[taken + count] = step_s, (*sides, side)
+                        longer[taken + count] = step_s, (*sides, (part, share))
             best = longer
         if sequences not in best:
             return None
-        sides = best[sequences][1]
-        return shared(
-            space.stages, [side.part for side in sides], [side.share for side in sides], draft.state
-        )
+        parts, shares = zip(*best[sequences][1], strict=True)
+        return shared(space.stages, parts, shares, draft.state)
 
     return draft_of
 
@@ -88,15 +76,13 @@ def in_best_sizes(space: Space, draft: Draft) -> Draft | None:
     """The same shares of the step, each part in the micro-batch in which it is fastest; None where
     that is how it is."""
     sides = [*zip(draft.parts, draft.shares, strict=True)]
-    best: dict[tuple[Part, int], Part] = {}
-    for part, share in dict.fromkeys(sides):
-        sequences = part.micro_batch * share
-        sizes = [size for size in divisors_of(sequences) if size <= LARGEST_MICRO_BATCH]
-        made = [space.part(part.shape, size, len(draft.parts), draft.state) for size in sizes]
-        fitting = [each for each in made if each is not None]
-        best[part, share] = min(
-            fitting, key=lambda each, whole=sequences: each.step_s(whole // each.micro_batch)
+    best = {
+        (part, share): fastest_part(
+            space, part.shape, part.micro_batch * share, len(draft.parts), draft.state
         )
+        or part
+        for part, share in dict.fromkeys(sides)
+    }
     parts = [best[side] for side in sides]
     shares = [part.micro_batch * share // best[part, share].micro_batch for part, share in sides]
     if parts == list(draft.parts):
