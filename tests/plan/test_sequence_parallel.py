@@ -151,7 +151,7 @@ def test_every_half_of_a_sum_that_a_job_trains_with_has_its_time(
     """Those of ops of their own, one each way, and those that compute waits for."""
     trained = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024, backend="torch")
     group = next(g for g in groups_of(trained) if g.layout.sequence_parallel)
-    link = group.placement.tensor_link(0)
+    link = group.placement.links.tensor[0]
     boundary = boundary_bytes(group.job)
     half = ring_half(boundary, group.layout.tensor, link)
     of_op = sums_of_op(group.job, kind, boundary, group.layout, link)
@@ -168,7 +168,7 @@ def test_weight_gradients_by_themselves_gather_their_rows_again(
     """As many as tests/models/test_division.py counts; none where they follow at once."""
     trained = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024, backend="torch")
     group = next(g for g in groups_of(trained) if g.layout.sequence_parallel)
-    link, boundary = group.placement.tensor_link(0), boundary_bytes(group.job)
+    link, boundary = group.placement.links.tensor[0], boundary_bytes(group.job)
     half_s = ring_half(boundary, group.layout.tensor, link).alone_s(link.bandwidth_bytes_per_s)
     again_s = gathered_again_s(group.job, kind, boundary, group.layout, link)
     assert again_s == pytest.approx(halves * half_s)
@@ -186,7 +186,7 @@ def test_a_layer_with_experts_waits_for_its_router_too() -> None:
     """Logits of all experts are gathered, gradients of the chosen ones' weights are summed."""
     trained = job("qwen3-30b-a3b", "a100-80g-dgx", 8, 32, 1024, backend="torch")
     group = next(g for g in groups_of(trained) if g.layout.tensor > 1)
-    link, job_of_group = group.placement.tensor_link(0), group.job
+    link, job_of_group = group.placement.links.tensor[0], group.job
     dense = replace(trained.model, spec=replace(trained.model.spec, experts=None))
     boundary, tokens = boundary_bytes(job_of_group), job_of_group.batch.micro_batch * 1024
     waits, without = (

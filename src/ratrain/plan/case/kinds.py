@@ -282,7 +282,7 @@ def sums_on_chip(case: Case) -> OnChip | None:
     placed, layout = case.plan.placement, case.plan.layout
     if layout.tensor == 1 or case.plan.sequence_parallel:
         return None
-    link = placed.tensor_link(0)
+    link = placed.links.tensor[0]
     if not isinstance(link, ChipLink) or link.network is None:
         return None
     size = boundary_bytes(case.job)

@@ -108,7 +108,7 @@ class _Pace:
         self.data = layout.data
         self.sharded = (group.sharded_gradients & (self.data > 1))[:, None]
         self.per_use = ((group.sharding == 3) & (self.data > 1))[:, None]
-        same = group.placement.ranks(alike)
+        same = group.placement.links.ranks(alike)
         self.alike_units = [self._units(rank) for rank, _ in same.examples]
         self.unit_of = same.which[self.rank_of]
         self.columns: dict[tuple[int, str], Floats] = {}
@@ -122,7 +122,7 @@ class _Pace:
         """(embedding, layer, head) on a pipeline rank."""
         group, placement = self.group, self.group.placement
         layout = group.layout
-        data = placement.data_link(rank) if self.data > 1 else None
+        data = placement.links.data[rank] if self.data > 1 else None
         half = (
             NamedHalf(group.job.collective, placement.data_group(rank)) if data else _nothing_sent
         )
@@ -225,10 +225,10 @@ class _Pace:
         if self.ranks == 1:
             none = np.zeros((self.stages, 3))
             return none, none
-        hops, groups = placement.hops(self.alike), (self.group.layout, self.group.layout)
+        hops, groups = placement.links.hops(self.alike), (self.group.layout, self.group.layout)
         times: list[tuple[float, float, float]] = []
         for source, target in hops.examples:
-            link = placement.stage_link(source, target, self.alike.members)
+            link = placement.links.stage(source, target, self.alike.members)
             device, receiver = (placement.kind(self.alike.kinds[end]) for end in (source, target))
             inside = placement.inside(target)
             sent = boundary_message(self.group.job, sent_bytes, link, device, groups, inside)
@@ -324,7 +324,8 @@ class _Pace:
         if self.data == 1 or self.group.layout.tensor == 1:
             return crowded_s
         same = [
-            placement.sums_share_data_link(rank) for rank, _ in placement.ranks(self.alike).examples
+            placement.sums_share_data_link(rank)
+            for rank, _ in placement.links.ranks(self.alike).examples
         ]
         sums_s = 2 * self.group.layers * self._column(1, "sums_s")
         reduces_s = self.sharded * self._total("reduce_s")
@@ -343,7 +344,7 @@ class _Pace:
         if not trains_tied(group.job, self.ranks):
             return np.zeros((len(group), 1))
         device, last = placement.kind(self.alike.kinds[0]), self.ranks - 1
-        link = placement.stage_link(0, last, self.alike.members) if last else None
+        link = placement.links.stage(0, last, self.alike.members) if last else None
         rate = (link or device.memory).bandwidth_bytes_per_s
         alone, shared = (
             tied_sum(group.job, device, group.layout.tensor * owners, link).alone_s(rate)
