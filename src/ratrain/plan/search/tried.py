@@ -49,9 +49,7 @@ class Tried:
 
     @property
     def refusals(self) -> list[str]:
-        """Why `ratrain train` cannot run it; of a layout, its job says so."""
-        if self.plan.is_layout:
-            return []
+        """Why `ratrain train` cannot run it."""
         reasons = [what for what, _ in untrainable(self.plan)]
         if not self.plan.job.backend.trains:
             reasons.append(f"the backend {self.plan.job.backend.name} cannot train")

@@ -143,14 +143,14 @@ def table_lines(
 
 
 def simulated_json(simulated: Tried) -> dict[str, Any]:
-    """A plan that was simulated; of replicas that differ, also why processes cannot run it."""
-    body = {
+    """A plan that was simulated, and why processes cannot run it."""
+    return {
         "plan": Case(simulated.plan).found_json(),
         "step_time_s": simulated.step_s,
         "estimate_s": simulated.estimate_s,
         "bound_bytes": simulated.bound_bytes,
+        "refused": simulated.refusals,
     }
-    return body if simulated.plan.is_layout else {**body, "refused": simulated.refusals}
 
 
 def search_json(search: Search, top: int) -> dict[str, Any]:
