@@ -32,4 +32,4 @@ if TYPE_CHECKING:
     from ratrain.plan.layout.plan import Plan
     from ratrain.plan.search.every_plan import EveryPlan, case_of_job, every_plan
 
-PUBLIC, __getattr__ = face(__name__, __file__)
+PUBLIC, __getattr__ = face(__name__)

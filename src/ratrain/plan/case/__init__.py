@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from ratrain.plan.case.kinds import KindPart, kind_parts
     from ratrain.plan.case.of_layout import case_as_asked
 
-PUBLIC, __getattr__ = face(__name__, __file__)
+PUBLIC, __getattr__ = face(__name__)

@@ -20,4 +20,4 @@ if TYPE_CHECKING:
         PlanStage,
     )
 
-PUBLIC, __getattr__ = face(__name__, __file__)
+PUBLIC, __getattr__ = face(__name__)

@@ -17,4 +17,4 @@ if TYPE_CHECKING:
     from ratrain.plan.layout.plan import plan_of_row, plan_of_setup
     from ratrain.plan.layout.sizes import blocks_of_stages, parameter_balanced_layers, travels
 
-PUBLIC, __getattr__ = face(__name__, __file__)
+PUBLIC, __getattr__ = face(__name__)

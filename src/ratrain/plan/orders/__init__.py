@@ -12,4 +12,4 @@ if TYPE_CHECKING:
     from ratrain.plan.orders.schedules import Comparison, LaidOut, Predicted, compare, laid_out
     from ratrain.plan.orders.search import Limits, SearchedOrder, SearchResult, search_compared
 
-PUBLIC, __getattr__ = face(__name__, __file__)
+PUBLIC, __getattr__ = face(__name__)

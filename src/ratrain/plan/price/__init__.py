@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from ratrain.plan.price.durations import declare_cost
     from ratrain.plan.price.places import costs_of
 
-PUBLIC, __getattr__ = face(__name__, __file__)
+PUBLIC, __getattr__ = face(__name__)

@@ -19,4 +19,4 @@ if TYPE_CHECKING:
     from ratrain.plan.search.plan_moves import PlanMove, declare_plan_move
     from ratrain.plan.search.tried import Tried
 
-PUBLIC, __getattr__ = face(__name__, __file__)
+PUBLIC, __getattr__ = face(__name__)

@@ -26,4 +26,4 @@ if TYPE_CHECKING:
     )
     from ratrain.plan.words.planned import every_json, every_text, peaks_in_words, simulated_json
 
-PUBLIC, __getattr__ = face(__name__, __file__)
+PUBLIC, __getattr__ = face(__name__)
