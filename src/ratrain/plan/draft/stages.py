@@ -289,7 +289,7 @@ class Stages:
         kept = _total(ends, layer, lambda unit: unit.saved_bytes - _freed(unit, mode))
         buffer = self.job.schedule.recovery_buffer if mode is Recovery.FORWARD else 1
         residuals = self.job.residuals * (data > 1)
-        bucket = self.job.bucket_bytes or inf
+        bucket = self.job.bucket_bytes
 
         def fixed(sorts: Sequence[Unit]) -> tuple[int, int, int]:
             """Slots and scratch with what is recovered; gathered views; gradients in transit."""
@@ -300,9 +300,10 @@ class Stages:
             slots = 6 * max(unit.input_bytes for unit in sorts)
             slots += OPTIMIZER_SLOTS * away * max(map(owned, sorts))
             scratch = max(unit.scratch_bytes for unit in sorts)
-            largest = min(max(unit.gradient_bytes for unit in sorts), bucket)
+            largest = max(unit.gradient_bytes for unit in sorts)
+            transit = largest if bucket is None else min(largest, bucket)
             gathered = 3 * max(unit.view_bytes for unit in sorts)
-            return again + slots + scratch, gathered, TRANSIT_SLOTS * largest
+            return again + slots + scratch, gathered, TRANSIT_SLOTS * transit
 
         alone, together = fixed(ends), fixed((*ends, layer))
 
