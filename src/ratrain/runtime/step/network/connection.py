@@ -405,9 +405,14 @@ def move(
     """Sends and receives all of these at once, at most one each way on a connection. Returns when
     every landing is full, and every leaving frame has gone, or at least `enough_sent` bytes of its
     body; what has not gone yet is for a later call."""
-    sending = {frame.connection.fd: frame for frame in leaving if not frame.push()}
-    receiving = {frame.connection.fd: frame for frame in landing if not frame.pull()}
+    sending, receiving = dict[int, Leaving](), dict[int, Landing]()
     try:
+        for frame in leaving:
+            if not frame.push():
+                sending[frame.connection.fd] = frame
+        for room in landing:
+            if not room.pull():
+                receiving[room.connection.fd] = room
         while receiving or (sending and not _is_enough(sending, enough_sent)):
             for fd, event in _sleep(sending, receiving):
                 if fd in receiving and event & ~select.POLLOUT and receiving[fd].pull():

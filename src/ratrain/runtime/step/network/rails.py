@@ -9,6 +9,7 @@ and leaves parts in a socket for which there is no room yet.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import socket
 import struct
@@ -18,17 +19,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
-RAILED_BYTES = 256 << 10
+RAILED_BYTES = 64 << 10
 """Smaller frames are through one network before parts of them are through two."""
 _PART = struct.Struct("!IIQ")
 """The frame's number, the part's bytes, and where in the frame they begin."""
-_LEAST_PART, _MOST_PART = 16 << 10, 256 << 10
+_LEAST_PART, _MOST_PART = 8 << 10, 256 << 10
 _PARTS_LEFT = 8
 """Parts grow smaller towards the end, so that all networks end together."""
-_UNSENT_BYTES = 64 << 10
+_UNSENT_BYTES = 512 << 10
 """A socket takes more when less than this is not yet under way: what it holds is late if the
 network is slower than was thought."""
-_MEASURED_S = 0.005
+_MEASURED_S = 0.02
 _NEW_SHARE = 0.3
 """Of the latest measurement in what a network is thought to bring."""
 _WAKE_BYTES = 1 << 17
@@ -49,6 +50,7 @@ class Rail:
         self._sock = sock
         self._head = memoryview(bytearray(_PART.size))
         self._head_got = 0
+        self.has_ended = False  # the other end has closed it, after a whole part
         self._wakes_at = 1
         self._rate, self._since_s, self._brought, self._pushed = 0.0, 0.0, 0, 0
         sock.setblocking(False)
@@ -108,7 +110,7 @@ class Rail:
     def open_part(self) -> bool:
         """Whether the header of a part is here."""
         while not self.left:
-            count = self.pull(self._head[self._head_got :])
+            count = 0 if self.has_ended else self.pull(self._head[self._head_got :])
             if not count:
                 return False
             self._head_got += count
@@ -123,8 +125,9 @@ class Rail:
             count = self._sock.recv_into(room)
         except (BlockingIOError, InterruptedError):
             return 0
-        if not count:
-            raise ConnectionResetError("the other end has closed it")
+        self.has_ended = not count
+        if self.has_ended and (self.left or self._head_got):
+            raise ConnectionResetError(errno.ECONNRESET, "its other end has closed it")
         return count
 
     def wake_at(self, size: int) -> None:
@@ -262,6 +265,8 @@ class LandingParts:
                 self._missing -= count
                 if not count:
                     break
+        if self._missing and all(rail.has_ended for rail in self._rails):
+            raise ConnectionResetError(errno.ECONNRESET, "its other end has closed it")
         return not self._missing
 
     def arm(self) -> None:
@@ -275,7 +280,7 @@ class LandingParts:
         return [rail.fd for rail in self._rails if self._waits(rail)]
 
     def _waits(self, rail: Rail) -> bool:
-        return not rail.left or self._has_room(rail)
+        return self._has_room(rail) if rail.left else not rail.has_ended
 
     def _has_room(self, rail: Rail) -> bool:
         if rail.frame != self._frame:
