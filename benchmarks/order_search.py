@@ -37,8 +37,7 @@ from ratrain.describe.strict import FrozenMap
 from ratrain.errors import RatrainError
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.orders.schedules import Comparison, as_named, compare, laid_out, layout_for
-from ratrain.plan.orders.search import Limits
-from ratrain.plan.orders.searched import search_compared
+from ratrain.plan.orders.search import Limits, search_compared
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES
 from ratrain.simulate.long import simulate_proved

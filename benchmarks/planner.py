@@ -19,7 +19,7 @@ from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, Sch
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.layout.plan import plan_of_row
-from ratrain.plan.price.bill import bill
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.price.held import held_by_ranks_of, most_held_of
 from ratrain.plan.price.places import costs_of
 from ratrain.plan.search.layouts import check, search_layouts
@@ -76,7 +76,7 @@ def speed() -> None:
         def bills(chosen: list = groups) -> None:
             for group in chosen:
                 for code in range(3):
-                    bill(group, np.full((len(group), group.layout.stages), code))
+                    bill_of(group, np.full((len(group), group.layout.stages), code))
 
         def checks(chosen: JobSpec = spec) -> None:
             for group in groups_of(chosen):

@@ -40,7 +40,7 @@ def keys_page() -> str:
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
     from ratrain.graph import GraphFile
-    from ratrain.plan import PlanFile
+    from ratrain.plan.file import PlanFile
 
     job, plan = schema_of(JobFile, ""), schema_of(PlanFile, "")
     for key, field in plan["properties"].items():  # what it repeats of the job

@@ -9,15 +9,14 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-
-from ratrain.plan import PUBLIC
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 PLANNER = SOURCE / "plan"
 ORDER = (
-    ("errors", "compiled", "data", "proof", "ranges", "plugins", "controls", "extras"),
+    ("errors", "compiled", "data", "proof", "ranges", "plugins", "controls", "extras", "faces"),
     ("readers",),
     ("objects",),
     ("describe",),
@@ -226,19 +225,40 @@ def test_no_folder_of_the_planner_has_more_than_thirty_files(folder: Path) -> No
     assert len(list(folder.glob("*.py"))) <= 30
 
 
+FACES = {
+    name: import_module(name).PUBLIC
+    for name in ("ratrain.plan", *(f"ratrain.plan.{floor}" for (floor,) in FLOORS["plan"]))
+    if hasattr(import_module(name), "PUBLIC")
+}
+"""The public names of the planner: its own, and those of floors that few rooms need."""
+
+
 def test_other_rooms_import_only_the_public_names_of_the_planner() -> None:
     used: set[str] = set()
     for path in FILES:
+        if room_of(path) == "plan":
+            continue
         for module, line, _ in imports(path):
-            if module.startswith("ratrain.plan.") and room_of(path) != "plan":
-                name = module.removeprefix("ratrain.plan.")
-                assert name in PUBLIC, f"{path}:{line} imports {module}: take it from ratrain.plan"
-                used.add(name)
-    of_extensions = {"declare_cost", "declare_move", "Draft", "Drafts", "Move", "Side", "Space"}
-    unused = set(PUBLIC) - used
-    assert unused == {*of_extensions, "sides_of"}, "public names that nothing uses"
-    for name, module in PUBLIC.items():
-        assert hasattr(import_module(f"ratrain.plan.{module}"), name)
+            if module.startswith("ratrain.plan."):
+                face, _, name = module.rpartition(".")
+                assert name in FACES.get(face, ()), f"{path}:{line} imports {module}"
+                used.add(module)
+    extensions = ["Draft", "Drafts", "Move", "PlanMove", "Side", "Space", "sides_of"]
+    extensions += ["declare_move", "declare_plan_move"]
+    for_extensions = {f"ratrain.plan.search.{name}" for name in extensions}
+    public = {f"{face}.{name}" for face, names in FACES.items() for name in names}
+    assert public - used == {*for_extensions, "ratrain.plan.price.declare_cost"}, "used by nobody"
+
+
+def test_the_planners_own_face_has_about_ten_names() -> None:
+    assert len(FACES["ratrain.plan"]) <= 12
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_public_name_is_loaded_when_it_is_used(face: str) -> None:
+    for name in FACES[face]:
+        value = getattr(import_module(face), name)
+        assert not isinstance(value, ModuleType), f"{name} is also a file of {face}"
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

@@ -29,7 +29,7 @@ from ratrain.describe.cluster import ClusterSpec, Device
 from ratrain.describe.presets import load_cluster
 from ratrain.lab import Lab
 from ratrain.lab.crew import run_crew
-from ratrain.plan.layout.gradient_groups import group_among
+from ratrain.plan.layout.links import group_among
 from ratrain.runtime.secret import read_secret, write_secret
 
 REPEATS = 3

@@ -33,7 +33,7 @@ from ratrain.plan.draft.stages import Stages
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.search.trial import timed
+from ratrain.plan.search.tried import timed
 from ratrain.program.replicas import Recovery
 
 LOCAL, LEVEL_1 = StateMode(0, False), StateMode(1, False)

@@ -28,14 +28,14 @@ from ratrain.describe.ranges import STAGES, write_list
 from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError
 from ratrain.plan.layout.enumerate import Group, groups_of
-from ratrain.plan.layout.further_orders import in_split_order, split_orders_tried
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.orders import in_split_order, split_orders_of_layout
 from ratrain.plan.layout.other_clusters import kinds_of, only_kinds
 from ratrain.plan.layout.plan import Plan, plan_of_row
 from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import check
-from ratrain.plan.search.speedup import DEFINITION, Speedup, speedup_of
+from ratrain.plan.search.other_devices import DEFINITION, Speedup, speedup_of
 from ratrain.plan.search.tried import Tried
 from ratrain.program.units import Bools
 
@@ -83,7 +83,7 @@ def _split(plan: Plan) -> Iterator[Plan]:
     """The same plan in orders that split backward, where it may be in one; proved by the caller."""
     if any(mode.again for mode in plan.alike.recovery):
         return
-    for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
+    for name in split_orders_of_layout(plan.job, plan.strategy, plan.layout):
         strategy = replace(plan.strategy, skeleton=name)
         yield replace(plan, job=in_split_order(plan.job, name), strategy=strategy)
 

@@ -29,9 +29,8 @@ from outcomes import Outcome, together
 from ratrain.lab import Lab
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.schedules import compare, laid_out
-from ratrain.plan.orders.search import Limits
-from ratrain.plan.orders.searched import search_compared
-from ratrain.plan.words.searched import settings
+from ratrain.plan.orders.search import Limits, search_compared
+from ratrain.plan.words.orders import settings
 
 BASE = Case("", model="deep", steps=4, warm_up=1)
 ROWS = (

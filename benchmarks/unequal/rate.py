@@ -31,7 +31,7 @@ from ratrain.plan.draft.pools import Post, pools_of
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
-from ratrain.plan.search.trial import timed
+from ratrain.plan.search.tried import timed
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.costs import Floats
 

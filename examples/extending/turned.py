@@ -1,4 +1,4 @@
-from ratrain.plan import Draft, Drafts, Move, Space, declare_move, sides_of
+from ratrain.plan.search import Draft, Drafts, Move, Space, declare_move, sides_of
 
 
 def turned(space: Space, draft: Draft) -> Drafts:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import average_family  # noqa: F401  # declares its states
 
-from ratrain.plan import declare_cost
+from ratrain.plan.price import declare_cost
 from ratrain.program.kind import Kind, Lane, Scope
 from ratrain.program.rules import declare
 from ratrain.program.strategies import declare_pass

@@ -30,16 +30,16 @@ from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.plan import plan_of_row
-from ratrain.plan.price.bill import bill
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import codes_of, fitted
 from ratrain.plan.price.kind_speed import kind_speed, least_step_s, parts_of_cluster
-from ratrain.plan.price.least_time import least_step_s as least_time_s
 from ratrain.plan.price.places import costs_of
+from ratrain.plan.price.trial import least_step_s as least_time_s
 from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.plan.search.beam import seeds
 from ratrain.plan.search.drafts import DraftSearch
-from ratrain.plan.search.effort import effort_of
+from ratrain.plan.search.limits import effort_of
 from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import changed
 
@@ -150,7 +150,7 @@ def of_groups(spec: JobSpec) -> Iterator[tuple[str, float]]:
             known = estimate(group, recovery)
             for field in fields(known):
                 yield f"{number}.{mode} {field.name}", weighed(getattr(known, field.name))
-            for item, size in bill(group, recovery).items.items():
+            for item, size in bill_of(group, recovery).items.items():
                 yield f"{number}.{mode} {item}", weighed(size)
 
 

@@ -17,7 +17,7 @@ from ratrain.plan.draft.parts import Part, part_of
 from ratrain.plan.draft.pools import Shape, used_of
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.search.trial import timed
+from ratrain.plan.search.tried import timed
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "unequal"
 MODES = (StateMode(0, False), StateMode(1, False), StateMode(2, True), StateMode(3, False))

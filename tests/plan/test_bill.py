@@ -10,7 +10,7 @@ from random_jobs import candidates
 
 from ratrain.plan.layout.enumerate import Group
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.price.bill import bill
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.price.places import costs_of
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import apply_strategy
@@ -25,7 +25,7 @@ def check_never_below(row: Row) -> None:
     group, candidate, recovery = row
     program = apply_strategy(candidate.strategy, candidate.setup, candidate.choices)
     verdict = verify(program)
-    total = bill(group, recovery).total[0]
+    total = bill_of(group, recovery).total[0]
     for rank, bound in enumerate(verdict.bounds[: candidate.layout.pipeline]):
         assert total[rank] >= bound.total_bytes, (rank, bound.by_family)
     seen = simulate(program, costs_of(candidate, program.setup), verdict=verdict)
@@ -42,7 +42,7 @@ def check_close(row: Row) -> None:
     if together > 1 and candidate.layout.pipeline > 1:
         return
     verdict = verify(apply_strategy(candidate.strategy, candidate.setup, candidate.choices))
-    total = bill(group, recovery).total[0]
+    total = bill_of(group, recovery).total[0]
     # Tensors between two units. Beside weights they matter in toys alone.
     room = min(together, candidate.alike.micro_batches) * group.units[1].input_bytes
     factor = 1.02 if together == 1 else 1.05

@@ -46,7 +46,7 @@ def sent(case: Case) -> tuple[float, float]:
 @pytest.mark.parametrize("kernels", [False, True])
 def test_each_rank_sends_its_part_and_the_receivers_gather_it(kernels: bool) -> None:
     case = in_groups(kernels=kernels)
-    link, inside = case.plan.placement.stage_link(0, 1, (0,)), case.plan.placement.tensor_link(1)
+    link, inside = case.plan.placement.links.stage(0, 1, (0,)), case.plan.placement.links.tensor[1]
     gather_s = ring_half(SIZE_BYTES, 8, inside).alone_s(inside.bandwidth_bytes_per_s)
     part = message(SIZE_BYTES / 8, link)
     assert sent(case) == pytest.approx((part.latency_s + gather_s, SIZE_BYTES / 8))
@@ -63,20 +63,20 @@ def test_each_rank_sends_its_part_and_the_receivers_gather_it(kernels: bool) -> 
 )
 def test_software_that_sends_whole_tensors_sends_all_and_gathers_nothing(case) -> None:
     made = case()
-    link = made.plan.placement.stage_link(0, 1, (0,))
+    link = made.plan.placement.links.stage(0, 1, (0,))
     assert sent(made) == (message(SIZE_BYTES, link).latency_s, SIZE_BYTES)
 
 
 @pytest.mark.parametrize("backend", ["described", "described+whole_sends", "torch"])
 def test_a_divided_sequence_leaves_in_parts_that_stay_parts(backend: str) -> None:
     case = in_groups(backend, divided=True)
-    link = case.plan.placement.stage_link(0, 1, (0,))
+    link = case.plan.placement.links.stage(0, 1, (0,))
     assert sent(case) == (message(SIZE_BYTES / 8, link).latency_s, SIZE_BYTES / 8)
 
 
 def test_a_message_in_parts_is_never_slower_than_one_that_is_whole() -> None:
     parts, whole = in_groups(), in_groups("described+whole_sends")
-    rate = parts.plan.placement.stage_link(0, 1, (0,)).bandwidth_bytes_per_s
+    rate = parts.plan.placement.links.stage(0, 1, (0,)).bandwidth_bytes_per_s
     (part_s, part_bytes), (whole_s, whole_bytes) = sent(parts), sent(whole)
     assert part_s + part_bytes / rate < whole_s + whole_bytes / rate
 

@@ -57,7 +57,7 @@ def test_links_are_told_apart_by_where_they_are_not_by_their_sources(
     layout: tuple[int, int, int], shared: bool
 ) -> None:
     placement = case_of(on_two_hosts("ring", LayoutSpec(*layout))).plan.placement
-    assert placement.tensor_link(0).source == placement.data_link(0).source == "a test"
+    assert placement.links.tensor[0].source == placement.links.data[0].source == "a test"
     assert placement.sums_share_data_link(0) == shared
 
 

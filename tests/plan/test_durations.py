@@ -18,7 +18,7 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan
-from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.every_plan import case_of_job
 from ratrain.plan.search.misfit import planned
 from ratrain.program.actions import Kind
 from ratrain.program.kind import Waiting
@@ -132,7 +132,7 @@ def test_a_sum_takes_the_matrix_over_the_link_both_ways_at_once(
     table = case.program.table
     ties = np.flatnonzero(table.kind == Kind.TieSync)
     taken_s = (ran.end_s - ran.start_s)[ties]
-    link = case.plan.placement.stage_link(0, layout.pipeline - 1, range(layout.data))
+    link = case.plan.placement.links.stage(0, layout.pipeline - 1, range(layout.data))
     model = case.job.model.spec
     moved_s = element_bytes * model.vocab * model.hidden / link.bandwidth_bytes_per_s
     owners = layout.data  # each exchanges its own part with its like at the other end

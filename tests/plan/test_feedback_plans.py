@@ -19,7 +19,7 @@ from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.every_plan import EveryPlan
 from ratrain.plan.search.layouts import search_layouts
-from ratrain.plan.words.explain import explain, explanation_text
+from ratrain.plan.words.explain import explanation_of, explanation_text
 from ratrain.program.kind import Kind
 from ratrain.report.facts.job import contents_of_job
 from ratrain.report.page import page
@@ -81,7 +81,7 @@ def test_headline_facts_and_explanation_say_it() -> None:
     assert WORDS in case.headline() and case.facts()["error_feedback"] is True
     assert case_of(quickstart(*BF16)).facts()["error_feedback"] is False
     plan = search_layouts(quickstart(*FED)).best.plan
-    text = "\n".join(explanation_text(explain(plan, EveryPlan(plan.job, None, None))))
+    text = "\n".join(explanation_text(explanation_of(plan, EveryPlan(plan.job, None, None))))
     assert "rounding residuals" in text and "r residuals" in text
 
 

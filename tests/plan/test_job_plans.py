@@ -20,8 +20,7 @@ from ratrain.plan.case.case import Case, case_of_plan
 from ratrain.plan.file.form import is_uneven, load_plan, parse_plan
 from ratrain.plan.file.writing import write_plan
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.search.case_of_job import case_of_job
-from ratrain.plan.search.every_plan import EveryPlan, every_plan
+from ratrain.plan.search.every_plan import EveryPlan, case_of_job, every_plan
 from ratrain.program.text import write_text
 from ratrain.simulate.long import simulate_proved
 

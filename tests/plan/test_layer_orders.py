@@ -22,7 +22,7 @@ from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.misfit import misfits
-from ratrain.plan.words.tables import table
+from ratrain.plan.words.planned import table
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text import write_text
 from ratrain.simulate.simulate import simulate

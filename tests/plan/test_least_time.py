@@ -16,8 +16,8 @@ from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.enumerate import Group
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.places import costs_of
+from ratrain.plan.price.trial import least_step_s
 from ratrain.program.strategies import STRATEGIES, apply_strategy
 from ratrain.simulate.simulate import step_time_s
 

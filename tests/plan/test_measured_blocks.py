@@ -16,7 +16,7 @@ from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.search.layouts import search_layouts
-from ratrain.plan.words.tables import search_text
+from ratrain.plan.words.planned import search_text
 from ratrain.simulate.simulate import simulate
 
 MODEL = model_preset("small-llama")

@@ -20,10 +20,10 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import kind_parts
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.buckets import bucket_count
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.price.bill import bill
+from ratrain.plan.layout.tiers import bucket_count
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.words.explain_kinds import kinds_text
 from ratrain.program.kind import Kind
@@ -121,7 +121,7 @@ def check(case: Case) -> None:
     recovery = np.array(
         [[RECOVERY_CODE[s.only.recovery] for s in case.program.setup.replicas[0].stages]]
     )
-    billed = bill(group, recovery).total[0]
+    billed = bill_of(group, recovery).total[0]
     # Views that are gathered for a whole pass are in no search, and in no bill.
     for bound in verdict.bounds if not case.program.setup.gathers_per_pass else ():
         assert bound.total_bytes <= billed[bound.rank % layout.pipeline]

@@ -22,12 +22,12 @@ from ratrain.plan.draft.pools import Post, Shape
 from ratrain.plan.draft.space import Side, Space, sides_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.beam import Beam, seeds
-from ratrain.plan.search.effort import effort_of
-from ratrain.plan.search.known_plans import plan_of_job
+from ratrain.plan.search.every_plan import plan_of_job
+from ratrain.plan.search.limits import effort_of
 from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MOVES, Drafts, Move, changed, declare_move
 from ratrain.plan.search.moves_of_work import a_layer
-from ratrain.plan.words.explain_others import others_text
+from ratrain.plan.words.explain import others_text
 
 
 @pytest.fixture(scope="module")

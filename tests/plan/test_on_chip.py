@@ -20,8 +20,8 @@ from ratrain.describe.presets import load_cluster
 from ratrain.errors import SpecError
 from ratrain.plan import load_job
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.on_chip import sums_on_chip
-from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.case.kinds import sums_on_chip
+from ratrain.plan.search.every_plan import case_of_job
 
 CLUSTER = """
 [[device]]

@@ -26,11 +26,10 @@ from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.clock import OrderClock
 from ratrain.plan.orders.moves import Moves, critical_pieces
 from ratrain.plan.orders.schedules import compare, laid_out
-from ratrain.plan.orders.search import Limits
-from ratrain.plan.orders.searched import SearchResult, search_compared
+from ratrain.plan.orders.search import Limits, SearchResult, search_compared
 from ratrain.plan.orders.seeds import Pipeline, order_of, policies
-from ratrain.plan.words.searched import reasons
-from ratrain.plan.words.searched import settings as settings_of
+from ratrain.plan.words.orders import reasons
+from ratrain.plan.words.orders import settings as settings_of
 from ratrain.program.kind import Kind
 from ratrain.program.skeletons import SKELETONS
 from ratrain.simulate.simulate import simulate

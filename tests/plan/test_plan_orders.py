@@ -17,7 +17,7 @@ from ratrain.errors import SpecError
 from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import load_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.layout.fixed_orders import fixed_order
+from ratrain.plan.layout.orders import fixed_order
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.schedules import LaidOut, compare

@@ -10,8 +10,8 @@ from random_jobs import job
 from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import load_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.search.case_of_job import case_of_job
-from ratrain.plan.words.tables import peaks_in_words
+from ratrain.plan.search.every_plan import case_of_job
+from ratrain.plan.words.planned import peaks_in_words
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "unequal-replicas.json"

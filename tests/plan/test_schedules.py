@@ -14,7 +14,7 @@ from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders import schedules
 from ratrain.plan.orders.schedules import Comparison, compare, laid_out
-from ratrain.plan.words.schedules import compared_text
+from ratrain.plan.words.orders import compared_text
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES
 from ratrain.simulate.simulate import simulate

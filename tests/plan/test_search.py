@@ -18,7 +18,7 @@ from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.trial import step_s_of
-from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.every_plan import case_of_job
 from ratrain.plan.search.layouts import check, search_layouts
 from ratrain.plan.search.misfit import planned
 from ratrain.program.replicas import Recovery

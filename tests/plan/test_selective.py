@@ -18,7 +18,7 @@ from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.layout.plan import plan_of_row
-from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
+from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill_of
 from ratrain.plan.search.layouts import check, fitted
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.simulate import simulate
@@ -48,7 +48,7 @@ def test_each_stage_recovers_as_little_as_its_budget_allows() -> None:
     """From an ample budget to a small one: keep, let scores go, recover ahead."""
     group = pipelined(GPU)
     totals = {
-        code: int(bill(group, np.full((1, 4), code)).total.max())
+        code: int(bill_of(group, np.full((1, 4), code)).total.max())
         for code in (NONE, SELECTIVE, FORWARD)
     }
     assert totals[NONE] > totals[SELECTIVE] > totals[FORWARD]

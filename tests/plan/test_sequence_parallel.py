@@ -24,11 +24,10 @@ from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.enumerate import Group, groups_of, kinds_of_block
 from ratrain.plan.layout.sizes import boundary_bytes
-from ratrain.plan.layout.transfers import gathered_again_s, inner_sums_s, sums_of_op
-from ratrain.plan.price.bill import bill
+from ratrain.plan.layout.times import gathered_again_s, inner_sums_s, sums_of_op, times_in_layout
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.search.layouts import check, search_layouts
 from ratrain.program.text import read_text, write_text
 from ratrain.simulate.simulate import simulate
@@ -72,8 +71,8 @@ def test_the_bill_is_never_below_on_many_plans_with_divided_sequences(row: Row) 
 def test_inputs_are_divided_by_the_tensor_degree_and_states_are_not_touched() -> None:
     for plain, divided in pairs_of_groups():
         recovery = np.zeros(plain.layers.shape, dtype=np.int64)
-        before = bill(plain, recovery).items
-        after = bill(divided.only(np.arange(len(plain))), np.zeros_like(divided.layers)).items
+        before = bill_of(plain, recovery).items
+        after = bill_of(divided.only(np.arange(len(plain))), np.zeros_like(divided.layers)).items
         if np.array_equal(plain.layers, divided.layers):
             assert np.array_equal(before["input"], after["input"] * plain.layout.tensor)
             assert np.array_equal(before["sums"], after["sums"])  # parts of sums are whole
@@ -152,7 +151,7 @@ def test_every_half_of_a_sum_that_a_job_trains_with_has_its_time(
     """Those of ops of their own, one each way, and those that compute waits for."""
     trained = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024, backend="torch")
     group = next(g for g in groups_of(trained) if g.layout.sequence_parallel)
-    link = group.placement.tensor_link(0)
+    link = group.placement.links.tensor[0]
     boundary = boundary_bytes(group.job)
     half = ring_half(boundary, group.layout.tensor, link)
     of_op = sums_of_op(group.job, kind, boundary, group.layout, link)
@@ -169,7 +168,7 @@ def test_weight_gradients_by_themselves_gather_their_rows_again(
     """As many as tests/models/test_division.py counts; none where they follow at once."""
     trained = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024, backend="torch")
     group = next(g for g in groups_of(trained) if g.layout.sequence_parallel)
-    link, boundary = group.placement.tensor_link(0), boundary_bytes(group.job)
+    link, boundary = group.placement.links.tensor[0], boundary_bytes(group.job)
     half_s = ring_half(boundary, group.layout.tensor, link).alone_s(link.bandwidth_bytes_per_s)
     again_s = gathered_again_s(group.job, kind, boundary, group.layout, link)
     assert again_s == pytest.approx(halves * half_s)
@@ -187,7 +186,7 @@ def test_a_layer_with_experts_waits_for_its_router_too() -> None:
     """Logits of all experts are gathered, gradients of the chosen ones' weights are summed."""
     trained = job("qwen3-30b-a3b", "a100-80g-dgx", 8, 32, 1024, backend="torch")
     group = next(g for g in groups_of(trained) if g.layout.tensor > 1)
-    link, job_of_group = group.placement.tensor_link(0), group.job
+    link, job_of_group = group.placement.links.tensor[0], group.job
     dense = replace(trained.model, spec=replace(trained.model.spec, experts=None))
     boundary, tokens = boundary_bytes(job_of_group), job_of_group.batch.micro_batch * 1024
     waits, without = (

@@ -14,7 +14,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.presets import cluster_preset
 from ratrain.plan.layout.jobs import load_job, strategy_of
 from ratrain.plan.search.misfit import planned
-from ratrain.plan.search.speedup import Alone, Speedup, free_to_recover, speedup_of
+from ratrain.plan.search.other_devices import Alone, Speedup, free_to_recover, speedup_of
 from ratrain.program.replicas import Recovery
 
 JOB = """

@@ -21,10 +21,11 @@ from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT, with_order_open
+from ratrain.plan.layout.orders import SPLIT_ORDERS, WORTH_SPLIT
+from ratrain.plan.search.every_plan import with_order_open
 from ratrain.plan.search.layouts import search_layouts
-from ratrain.plan.search.speedup import free_to_recover
-from ratrain.plan.words.tables import search_text
+from ratrain.plan.search.other_devices import free_to_recover
+from ratrain.plan.words.planned import search_text
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text
 from ratrain.simulate.simulate import simulate

@@ -25,7 +25,7 @@ from ratrain.plan.file.form import load_plan
 from ratrain.plan.file.writing import write_plan
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.price.bill import bill
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.program.actions import NONE, Action
 from ratrain.program.kind import Kind, Lane
@@ -116,7 +116,7 @@ def test_what_is_frozen_has_no_gradient_no_optimizer_and_no_reduction(
     sharded = case.choices.accumulation.value == "sharded"
     group = group_of_layout(job, case.strategy, case.plan.placement, sharded_gradients=sharded)
     recovery = np.array([[RECOVERY_CODE[s.only.recovery] for s in setup.replicas[0].stages]])
-    billed = bill(group, recovery).total[0]
+    billed = bill_of(group, recovery).total[0]
     for bound in case.proved.verdict.bounds if not setup.gathers_per_pass else ():
         assert bound.total_bytes <= billed[bound.rank % layout.pipeline]
     seen = simulate(case.program, case.costs, verdict=case.proved.verdict)

@@ -17,10 +17,11 @@ from ratrain.plan.draft.clock import StageClock
 from ratrain.plan.draft.draft import Draft, shared
 from ratrain.plan.draft.parts import part_of
 from ratrain.plan.draft.pools import Post, pools_of
+from ratrain.plan.draft.stage_ops import kept_of, replica_ops
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
-from ratrain.plan.search.trial import timed
+from ratrain.plan.search.tried import timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import strategy
 
@@ -93,6 +94,22 @@ def test_a_long_step_whose_middle_is_left_out_is_within_two_percent(
     stages = stages_of(unequal_job(tmp_path, link=link, sequences=96))
     off = gaps(stages, 12, 3)
     assert max(off) < 0.02, off
+
+
+@pytest.mark.parametrize("sequences", [8, 96])
+def test_the_clock_knows_about_how_many_ops_its_program_has(tmp_path: Path, sequences: int) -> None:
+    """What ends a search counts them, of a long step those that are kept; of a stage alone its
+    messages too."""
+    stages = stages_of(unequal_job(tmp_path, sequences=sequences))
+    clock, rng = StageClock(stages), Random(7)
+    for draft in filter(None, (random_draft(stages, rng) for _ in range(12))):
+        sides = dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
+        kept = [kept_of("1f1b", len(part.shape), share) for part, share in sides]
+        built = sum(
+            len(replica_ops(stages, part, count, 1.0 * (count < share), 2, LEVEL_1))
+            for (part, share), count in zip(sides, kept, strict=True)
+        )
+        assert 0.9 < clock.ops(draft) / built < 1.4
 
 
 @pytest.mark.parametrize("mode", [Recovery.FORWARD, Recovery.BACKWARD])

@@ -17,14 +17,13 @@ from ratrain.describe.job import LayoutSpec
 from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.layout.further_orders import WORTH_MEMORY, with_order_open
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.orders import WORTH_MEMORY
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.search.every_plan import EveryPlan, every_plan
-from ratrain.plan.search.split import LAYER_MAJOR, Reordered, layer_orders_of
-from ratrain.plan.search.trial import timed_plan, timed_recovering
-from ratrain.plan.search.tried import Timed
-from ratrain.plan.words.unequal import every_text
+from ratrain.plan.search.every_plan import EveryPlan, every_plan, with_order_open
+from ratrain.plan.search.plan_moves import LAYER_MAJOR, Reordered, layer_orders_of
+from ratrain.plan.search.tried import Timed, timed_plan, timed_recovering
+from ratrain.plan.words.planned import every_text
 from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
 from ratrain.program.text import write_text
 from ratrain.simulate.long import simulate_proved

@@ -31,11 +31,10 @@ from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.drafts import DraftSearch
-from ratrain.plan.search.effort import effort_of
+from ratrain.plan.search.limits import effort_of
 from ratrain.plan.search.members_seeds import Ideas, members_seeds
 from ratrain.plan.search.moves import changed
-from ratrain.plan.search.trial import fastest_of
-from ratrain.plan.search.tried import Timed
+from ratrain.plan.search.tried import Timed, fastest_of
 from ratrain.program.replicas import Recovery
 from ratrain.program.text.write import write_text
 from ratrain.simulate.long import simulate_proved

@@ -37,9 +37,9 @@ from ratrain.plan.price.kind_speed import least_step_s
 from ratrain.plan.search.beam import seeds
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.moves import MOVES, changed
-from ratrain.plan.search.trial import timed
+from ratrain.plan.search.tried import timed
 from ratrain.plan.search.unequal import searchable
-from ratrain.plan.words.unequal import every_text
+from ratrain.plan.words.planned import every_text
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from test_left_out import job_file
 
+from ratrain.plan.draft.aligned import MOST_SEQUENCES, best_shares
 from ratrain.plan.draft.draft import Draft, shared
 from ratrain.plan.draft.parts import part_of
 from ratrain.plan.draft.pools import Post, Shape, pools_of
-from ratrain.plan.draft.shares import MOST_SEQUENCES, best_shares
 from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, divisors_of

@@ -22,12 +22,11 @@ from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job, load_job_to_plan
-from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.places import costs_of
-from ratrain.plan.search.case_of_job import case_of_job
-from ratrain.plan.search.every_plan import every_plan
-from ratrain.plan.search.sizes import in_other_sizes
-from ratrain.plan.search.trial import timed_plan
+from ratrain.plan.price.trial import least_step_s
+from ratrain.plan.search.every_plan import case_of_job, every_plan
+from ratrain.plan.search.plan_moves import improved
+from ratrain.plan.search.tried import timed_plan
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 
@@ -75,7 +74,7 @@ def test_a_kind_with_more_memory_computes_more_sequences_at_once(spec: JobSpec) 
         one_size = replace(best.plan, replicas=(replica.computing((size,) * replica.ranks),))
         timed, short = timed_plan(best.draft, one_size, float("inf"))
         assert short or (timed is not None and timed.step_s > best.step_s)
-    assert list(in_other_sizes(best, begins)) == []
+    assert list(improved(best, begins)) == []
 
 
 @pytest.mark.slow

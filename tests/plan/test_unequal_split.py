@@ -17,14 +17,13 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.orders import SPLIT_ORDERS, WORTH_SPLIT
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
-from ratrain.plan.search.split import SPLIT, Reordered, split_orders_of
-from ratrain.plan.search.trial import timed_plan
-from ratrain.plan.search.tried import Timed
-from ratrain.plan.words.unequal import every_text
+from ratrain.plan.search.plan_moves import SPLIT, Reordered, split_orders_of
+from ratrain.plan.search.tried import Timed, timed_plan
+from ratrain.plan.words.planned import every_text
 from ratrain.program.replicas import Recovery
 from ratrain.program.text import write_text
 from ratrain.simulate.long import simulate_proved

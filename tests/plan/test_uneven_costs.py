@@ -20,7 +20,7 @@ from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.layout.transfers import most_cells, regrouped_message
+from ratrain.plan.layout.times import most_cells, regrouped_message
 from ratrain.program.kind import Kind
 from ratrain.simulate.costs import Costs
 from ratrain.simulate.simulate import simulate

@@ -21,7 +21,7 @@ from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.price.bill import bill
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.words.explain_kinds import kinds_text
@@ -136,7 +136,7 @@ def test_bill_and_estimate_are_as_near_as_where_dtypes_are_one(layout: LayoutSpe
     case = case_of(job)
     group = group_of_layout(job, case.strategy, case.plan.placement, sharded_gradients=False)
     recovery = np.full((1, layout.stages), RECOVERY_CODE[case.setup.members[0].recovery])
-    billed = bill(group, recovery).total[0]
+    billed = bill_of(group, recovery).total[0]
     bounds = case.proved.verdict.bounds
     for rank in range(layout.pipeline):
         fullest = max(b.total_bytes for b in bounds if b.rank % layout.pipeline == rank)

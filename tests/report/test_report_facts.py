@@ -20,9 +20,9 @@ from ratrain.checkpoint.best import Best, write_best
 from ratrain.checkpoint.folder import step_name
 from ratrain.cli.terminal.jobs import case_of_file
 from ratrain.errors import SpecError
-from ratrain.plan import NEAR
 from ratrain.plan.layout.jobs import load_job_to_plan
 from ratrain.plan.search.misfit import misfits, planned
+from ratrain.plan.words import NEAR
 from ratrain.program.kind import Kind
 from ratrain.program.verify import verify
 from ratrain.report.contents import Contents

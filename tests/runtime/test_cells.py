@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from in_one_process import close_all, networks, on_all
 from torch import Tensor
 
-from ratrain.plan.layout.transfers import most_cells
+from ratrain.plan.layout.times import most_cells
 from ratrain.program.kind import Lane
 from ratrain.ranges import part_of
 from ratrain.runtime.seats import Seats

@@ -24,7 +24,7 @@ from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job_to_plan, strategy_of
 from ratrain.plan.layout.plan import MODES, Plan
 from ratrain.plan.search.members_seeds import Ideas
-from ratrain.plan.search.trial import fastest_of
+from ratrain.plan.search.tried import fastest_of
 
 DEVICES = 6
 MODEL = (("num_key_value_heads", 4),)

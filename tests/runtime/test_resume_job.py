@@ -13,7 +13,7 @@ from runs_made import Setting, write_job
 
 from ratrain.errors import SpecError
 from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.every_plan import case_of_job
 from ratrain.plan.search.misfit import planned
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run.resume import ResumedRun, resume_run

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made import replica
 
-from ratrain.plan import case_of, load_job, search_layouts
+from ratrain.plan import case_of, load_job
+from ratrain.plan.search import search_layouts
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.setup import Setup

@@ -55,7 +55,7 @@ class Job(Shown):
         return replace(self, spec=replace(self.spec, layout=None))
 
     def _facts(self) -> list[tuple[str, str]]:
-        from ratrain.plan import travels
+        from ratrain.plan.layout import travels
 
         spec, layout = self.spec, self.spec.layout
         laid_out = "left to the planner"

@@ -11,18 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ratrain.api.jobs import Job
 from ratrain.api.shown import Shown
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan import (
-    Case,
-    EveryPlan,
-    Tried,
-    every_json,
-    every_plan,
-    every_text,
-    load_job_to_plan,
-    simulated_json,
-    write_plan,
-)
+from ratrain.plan import Case, EveryPlan, every_plan, load_job_to_plan, write_plan
 from ratrain.plan import Plan as PlanTree
+from ratrain.plan.search import Tried
+from ratrain.plan.words import every_json, every_text, simulated_json
 from ratrain.readers.writing import write_whole
 
 if TYPE_CHECKING:

@@ -11,19 +11,21 @@ from ratrain.api.jobs import Job, job_of, load_job
 from ratrain.api.shown import Shown
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan import (
+from ratrain.plan.orders import (
     Comparison,
     Limits,
     Predicted,
     SearchedOrder,
     SearchResult,
     compare,
+    laid_out,
+    search_compared,
+)
+from ratrain.plan.words import (
     compared_json,
     compared_text,
-    laid_out,
     order_found_json,
     order_found_text,
-    search_compared,
     settings,
 )
 from ratrain.readers.writing import write_whole

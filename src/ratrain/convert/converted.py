@@ -13,7 +13,7 @@ from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import model_preset
 from ratrain.errors import SpecError
-from ratrain.plan import FORMAT, PlanCluster, PlanFile, PlanModel, PlanReplica
+from ratrain.plan.file import FORMAT, PlanCluster, PlanFile, PlanModel, PlanReplica
 from ratrain.program.strategies import strategy
 from ratrain.readers.json import as_table
 from ratrain.readers.place import Place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratrain.describe.ranges import write_ranges
-from ratrain.plan import Mode, PlanMember, PlanStage
+from ratrain.plan.file import Mode, PlanMember, PlanStage
 
 
 def dealt(shares: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -20,7 +20,9 @@ from ratrain.describe.job import (
     ScheduleSpec,
 )
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan import case_as_asked, case_of, parameter_balanced_layers
+from ratrain.plan import case_of
+from ratrain.plan.case import case_as_asked
+from ratrain.plan.layout import parameter_balanced_layers
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import FORWARD_RECOVERY, STRATEGIES
 from ratrain.reproduce.published import ABLATION, MAIN, PLANNER, SCALE_OUT, SMALLEST, ScaleRow

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ratrain.cost.blocks import Block
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.units import format_bytes
-from ratrain.plan import blocks_of_stages
+from ratrain.plan.layout import blocks_of_stages
 from ratrain.program.replicas import Stage, Unit
 from ratrain.program.setup import Setup
 

@@ -13,7 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.plan import Case, Group, StateMode, bill, case_of, kinds_of_block
+from ratrain.plan import Case, case_of
+from ratrain.plan.layout import Group, StateMode, kinds_of_block
+from ratrain.plan.price import bill_of
 from ratrain.program.replicas import Unit
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import apply_strategy
@@ -114,7 +116,7 @@ def _bill_bytes(case: Case, peak: MeasuredPeak) -> float:
         framework=peak.framework,
         dropout=peak.dropout,
     )
-    items = bill(group, recovery).items
+    items = bill_of(group, recovery).items
     by_rank = [
         _sum({name: int(size[0, rank]) for name, size in items.items()}, peak.families)
         for rank in range(layout.pipeline)

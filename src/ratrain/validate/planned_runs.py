@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratrain.plan import PlanFile, case_of_plan, load_plan
+from ratrain.plan import case_of_plan, load_plan
+from ratrain.plan.file import PlanFile
 from ratrain.simulate.long import simulate_proved
 
 

@@ -37,16 +37,9 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
     from ratrain.cli.terminal.jobs import refuse_overrides
     from ratrain.cli.terminal.progress import progress
-    from ratrain.plan import (
-        explain,
-        explanation_json,
-        explanation_text,
-        load_job_to_plan,
-        load_plan,
-        plan_of_file,
-        plan_of_job,
-        plans_beside,
-    )
+    from ratrain.plan import load_job_to_plan, load_plan, plan_of_file
+    from ratrain.plan.search import plan_of_job, plans_beside
+    from ratrain.plan.words import explanation_json, explanation_of, explanation_text
 
     with progress("simulating", "plans") as report:
         if plan.suffix == ".json":
@@ -55,7 +48,7 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
             known = plans_beside(subject, report)
         else:
             subject, known = plan_of_job(load_job_to_plan(plan, overrides), report)
-    explained = explain(subject, known, lambda title: progress(title, "plans"))
+    explained = explanation_of(subject, known, lambda title: progress(title, "plans"))
     if as_json:
         print_json("explain", explanation_json(explained))
     else:

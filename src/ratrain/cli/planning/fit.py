@@ -12,7 +12,7 @@ from ratrain.cli.terminal.options import Whole
 
 if TYPE_CHECKING:
     from ratrain.describe.job import JobSpec
-    from ratrain.plan import Way
+    from ratrain.plan.search import Way
 
 HOST_RATE, DISK_RATE = "25GB/s", "2GB/s"
 CLUSTER = "a100-80g-dgx"
@@ -102,7 +102,7 @@ def command(model: str, as_json: bool, **asked: Any) -> None:
     from ratrain.cli.terminal.progress import progress
     from ratrain.describe.lines import wrapped
     from ratrain.errors import Infeasible
-    from ratrain.plan import ways_of
+    from ratrain.plan.search import ways_of
 
     asked["cluster_is_default"] = asked["cluster"] is None
     asked["cluster"] = asked["cluster"] or CLUSTER

@@ -61,7 +61,8 @@ def command(
     """
 
     from ratrain.cli.terminal.progress import progress
-    from ratrain.plan import every_json, every_plan, every_text, load_job_to_plan, write_plan
+    from ratrain.plan import every_plan, load_job_to_plan, write_plan
+    from ratrain.plan.words import every_json, every_text
     from ratrain.readers.writing import write_whole
 
     described = load_job_to_plan(job, overrides)

@@ -33,7 +33,7 @@ def command(kind: str, output: Path | None) -> None:
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
     from ratrain.graph import GraphFile
-    from ratrain.plan import PlanFile
+    from ratrain.plan.file import PlanFile
     from ratrain.readers.writing import write_whole
 
     if kind == "cluster":

@@ -13,7 +13,7 @@ from ratrain.cli.terminal.options import MOST_SEED, PATH, Real, Whole
 
 if TYPE_CHECKING:
     from ratrain.describe.job import JobSpec
-    from ratrain.plan import LaidOut
+    from ratrain.plan.orders import LaidOut
 
 
 @click.command()
@@ -71,15 +71,8 @@ def command(
       ratrain schedules examples/unequal-replicas.json --search --seconds 10
     """
     from ratrain.cli.terminal.progress import progress
-    from ratrain.plan import (
-        Limits,
-        compare,
-        compared_json,
-        compared_text,
-        order_found_json,
-        order_found_text,
-        search_compared,
-    )
+    from ratrain.plan.orders import Limits, compare, search_compared
+    from ratrain.plan.words import compared_json, compared_text, order_found_json, order_found_text
     from ratrain.readers.writing import write_whole
 
     _require_searched(save, evaluations, search)
@@ -107,7 +100,8 @@ def command(
 def _subject(file: Path, overrides: tuple[str, ...]) -> tuple[LaidOut, JobSpec]:
     """What orders are compared on, and the job as its file, or the plan, has it."""
     from ratrain.cli.terminal.progress import progress
-    from ratrain.plan import LaidOut, laid_out, load_job, load_plan, plan_of_file
+    from ratrain.plan import load_job, load_plan, plan_of_file
+    from ratrain.plan.orders import LaidOut, laid_out
 
     if file.suffix == ".json":
         refuse_overrides(file, overrides)

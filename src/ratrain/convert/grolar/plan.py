@@ -19,7 +19,7 @@ from ratrain.convert.member_stages import dealt, member_stage
 from ratrain.describe.amounts import Devices
 from ratrain.describe.ranges import write_ranges
 from ratrain.errors import SpecError
-from ratrain.plan import PlanFile, PlanReplica, PlanStage
+from ratrain.plan.file import PlanFile, PlanReplica, PlanStage
 from ratrain.readers.files import shown
 from ratrain.readers.place import Place
 

@@ -21,7 +21,7 @@ from ratrain.convert.metis.files import (
 from ratrain.describe.ranges import write_ranges
 from ratrain.describe.strict import load
 from ratrain.errors import SpecError
-from ratrain.plan import PlanFile, PlanReplica, PlanStage
+from ratrain.plan.file import PlanFile, PlanReplica, PlanStage
 from ratrain.readers.files import read_text
 from ratrain.readers.json import parse_json
 from ratrain.readers.place import Place

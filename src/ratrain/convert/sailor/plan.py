@@ -24,7 +24,7 @@ from ratrain.convert.sailor.hosts import Seats
 from ratrain.describe.ranges import write_ranges
 from ratrain.describe.strict import load, nearest
 from ratrain.errors import SpecError
-from ratrain.plan import PlanFile, PlanReplica, PlanStage
+from ratrain.plan.file import PlanFile, PlanReplica, PlanStage
 from ratrain.readers.files import shown
 from ratrain.readers.json import read_json
 from ratrain.readers.place import Place

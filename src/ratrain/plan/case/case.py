@@ -1,32 +1,116 @@
-"""A plan made ready to prove and simulate, whatever its replicas are."""
+"""A plan made ready to prove and simulate, whatever its replicas are: its program, its costs, where
+its ranks stand, and what `collective = "auto"` comes to in a whole step."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ratrain.describe.cluster import Device
+from ratrain.cost.algorithms import ALGORITHMS, AUTO
+from ratrain.describe.cluster import Device, Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
-from ratrain.plan.case.fastest_collective import with_fastest_collective
-from ratrain.plan.case.standing import Standing, standing_of
 from ratrain.plan.case.words import InWords
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import PlanFile
 from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.layout.links import speed
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.layout.unit_place import UnitPlace
+from ratrain.plan.layout.turns import hidden_turns
+from ratrain.plan.price.durations import UnitPlace
 from ratrain.plan.price.places import costs_of, unit_places
-from ratrain.plan.price.trial import proof
-from ratrain.plan.price.turns import hidden_turns
+from ratrain.plan.price.trial import only_over_budget, proof
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Averages, Setup
 from ratrain.program.strategies import Choices, Strategy
 from ratrain.simulate.costs import Costs
+from ratrain.simulate.long import simulate_proved
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """The devices of a program rank: of all replicas that are folded into its own, one replica
+    after the other. `reduces_over`, `sums_over`: the slowest link of its gradient reductions, and
+    of its tensor group; None where it has none."""
+
+    devices: tuple[Device, ...]
+    reduces_over: Link | None
+    sums_over: Link | None
+
+    @property
+    def kind(self) -> DeviceKind:
+        return self.devices[0].kind
+
+
+@dataclass(frozen=True)
+class Standing:
+    """`links`: for each replica the program spells out, the link from each rank to the next; none
+    where its stages have several members."""
+
+    ranks: tuple[RankPlace, ...]
+    links: tuple[tuple[Link, ...], ...]
+    idle: tuple[Device, ...] = ()
+
+
+def standing_of(plan: Plan) -> Standing:
+    """The `Standing` of a plan."""
+    links = plan.links
+    ranks = [(number, rank) for number, r in enumerate(plan.replicas) for rank in range(r.ranks)]
+    return Standing(
+        tuple(
+            RankPlace(
+                tuple(d for groups in plan.replicas[number].groups for d in groups[rank]),
+                _slowest_reduction(plan, number, rank),
+                links.sums(number, rank),
+            )
+            for number, rank in ranks
+        ),
+        tuple(
+            tuple(
+                links.between(number, rank, rank + 1)
+                for rank in range(0 if replica.has_members else replica.ranks - 1)
+            )
+            for number, replica in enumerate(plan.replicas)
+        ),
+        plan.idle,
+    )
+
+
+def _slowest_reduction(plan: Plan, number: int, rank: int) -> Link | None:
+    """The slowest link over which a rank of a replica reduces any of its gradients."""
+    groups = {held for held in plan.holders.values() if rank in held[number]}
+    shared = (held for held in groups if len(plan.links.groups_that_hold(held)) > 1)
+    links = (link for held in shared for _, link in plan.links.reducing(held))
+    return min(links, key=speed, default=None)
+
+
+GAIN = 1e-6
+"""The part of a step that one algorithm for all units must save: less is rounding."""
+
+
+def with_fastest_collective(
+    job: JobSpec, proved: Proved, costs_of: Callable[[JobSpec], Costs]
+) -> JobSpec:
+    """The job of a program with the collective that makes its step the shortest: one for all units,
+    or "auto", the fastest for each by itself. Transfers that are may get in each other's way, or
+    keep busy the processors that compute: only whole steps tell."""
+    if job.collective != AUTO or max(proved.short.setup.holders.values()) == 1:
+        return job
+    if not proved.verdict.sound and not only_over_budget(proved.verdict):
+        return job
+
+    def step_s(asked: JobSpec) -> float:
+        return simulate_proved(proved, costs_of(asked)).step_time_s
+
+    named = [replace(job, schedule=replace(job.schedule, collective=name)) for name in ALGORITHMS]
+    times = {asked.collective: step_s(asked) for asked in named}
+    fastest = min(named, key=lambda asked: times[asked.collective])
+    return fastest if times[fastest.collective] < (1 - GAIN) * step_s(job) else job
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ratrain.describe.ranges import (
 )
 from ratrain.describe.units import counted
 from ratrain.plan.case.layout_words import recovery_words
-from ratrain.plan.file.members import share_text
+from ratrain.plan.file.form import share_text
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.replica import PlacedReplica
 

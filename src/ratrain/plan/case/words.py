@@ -13,9 +13,9 @@ from ratrain.describe.lines import wrapped
 from ratrain.describe.ranges import write_ranges
 from ratrain.describe.units import counted
 from ratrain.plan.case import layout_words, replicas_words
-from ratrain.plan.case.measured_blocks import plan_measured
-from ratrain.plan.layout.further_orders import order_words
-from ratrain.plan.layout.gradient_groups import collective_words
+from ratrain.plan.case.layout_words import plan_measured
+from ratrain.plan.layout.links import collective_words
+from ratrain.plan.layout.orders import order_words
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import gradients_in, optimizer_words, own_words, travels
 

@@ -25,14 +25,12 @@ from ratrain.cost.collectives import NOTHING, Transfer, tree_all_reduce
 from ratrain.cost.compute import reduced_bytes_per_param
 from ratrain.describe.cluster import Device
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.frames import kept_of
 from ratrain.plan.draft.parts import Part
 from ratrain.plan.draft.pools import Post, used_of
-from ratrain.plan.draft.replicas import INTO, OUT, ReplicaOps, replica_ops
+from ratrain.plan.draft.stage_ops import INTO, OUT, ReplicaOps, kept_of, replica_ops
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
-from ratrain.plan.layout.geometry import Geometry
-from ratrain.plan.layout.gradient_groups import half_among
+from ratrain.plan.layout.links import Geometry, half_among
 from ratrain.plan.layout.sizes import gathered_bytes_per_param
 from ratrain.plan.price.durations import NORM_BYTES
 from ratrain.plan.price.reductions import reduction

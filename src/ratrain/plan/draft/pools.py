@@ -18,7 +18,7 @@ from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.layout.enumerate import degrees_up_to
-from ratrain.plan.layout.geometry import speed
+from ratrain.plan.layout.links import speed
 
 FEW = 16
 """Devices up to which stages may have several members, and nearly every draft is timed."""

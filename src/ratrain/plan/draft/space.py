@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from ratrain.plan.draft.clock import StageClock
 from ratrain.plan.draft.draft import Draft, shared, shares_of
-from ratrain.plan.draft.members import MembersParts
-from ratrain.plan.draft.members_clock import MembersClock
+from ratrain.plan.draft.members import MembersClock, MembersParts
 from ratrain.plan.draft.parts import Member, Part, part_of
 from ratrain.plan.draft.pools import Post, Shape
 from ratrain.plan.draft.stages import Stages

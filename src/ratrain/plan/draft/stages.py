@@ -22,18 +22,16 @@ from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.plan.draft.pools import Pool, PoolLinks, Post, Shape
-from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
-from ratrain.plan.layout.geometry import speed
+from ratrain.plan.layout.links import speed
 from ratrain.plan.layout.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
-from ratrain.plan.layout.transfers import boundary_message, sums_of_op
+from ratrain.plan.layout.times import boundary_message, sums_of_op, times_in_layout
 from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.program.families import OPTIMIZER_SLOTS
+from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.strategies import Strategy
 from ratrain.simulate.costs import Floats
-
-_TRANSIT_BYTES = 25_000_000
 
 
 @dataclass(frozen=True)
@@ -233,7 +231,7 @@ class Stages:
             unit for unit, is_there in zip(units[::2], (first, last), strict=True) if is_there
         )
         held = min(behind, -(-self.job.batch.sequences // micro_batch))
-        bills = [(mode, self._bill(ends, units[1], mode, held, data, state)) for mode in self.modes]
+        bills = [(mode, self.bill(ends, units[1], mode, held, data, state)) for mode in self.modes]
         limits = [(mode, _most_layers(bill, budget, most)) for mode, bill in bills]
         row: list[StageWork | None] = []
         for layers in range(most + 1):
@@ -267,7 +265,7 @@ class Stages:
                 backward_s += self.driving_s(post, micro_batch)
         return StageWork(forward_s, backward_s, early_s, mode)
 
-    def _bill(
+    def bill(
         self,
         ends: Sequence[Unit],
         layer: Unit,
@@ -291,6 +289,7 @@ class Stages:
         kept = _total(ends, layer, lambda unit: unit.saved_bytes - _freed(unit, mode))
         buffer = self.job.schedule.recovery_buffer if mode is Recovery.FORWARD else 1
         residuals = self.job.residuals * (data > 1)
+        bucket = self.job.bucket_bytes
 
         def fixed(sorts: Sequence[Unit]) -> tuple[int, int, int]:
             """Slots and scratch with what is recovered; gathered views; gradients in transit."""
@@ -302,8 +301,9 @@ class Stages:
             slots += OPTIMIZER_SLOTS * away * max(map(owned, sorts))
             scratch = max(unit.scratch_bytes for unit in sorts)
             largest = max(unit.gradient_bytes for unit in sorts)
+            transit = largest if bucket is None else min(largest, bucket)
             gathered = 3 * max(unit.view_bytes for unit in sorts)
-            return again + slots + scratch, gathered, 2 * min(largest, _TRANSIT_BYTES)
+            return again + slots + scratch, gathered, TRANSIT_SLOTS * transit
 
         alone, together = fixed(ends), fixed((*ends, layer))
 

@@ -7,11 +7,11 @@ Replicas that behave alike share an entry with a `count`. `devices` counts a clu
 in its own order: "0-15, 32" are sixteen and one more; member i of a stage's tensor groups holds
 the i-th run of `tensor` devices. A stage that several members hold, each a device or a tensor group
 of its own kind, lists them in place of its devices. Loaded strictly: a wrong key, or two numbers
-that contradict each other, is one error with its place. `file.reading` makes a plan of it.
-"""
+that contradict each other, is one error with its place. `file.reading` makes a plan of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,10 +19,14 @@ from typing import Annotated, Literal
 from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens, Turn
 from ratrain.describe.job import WireType
 from ratrain.describe.optimizers import USUAL_OPTIMIZER
+from ratrain.describe.ranges import read_ranges, write_ranges
 from ratrain.describe.strict import FrozenMap, Rule, load
 from ratrain.describe.tuning import LoraSpec
+from ratrain.describe.units import counted
 from ratrain.errors import SpecError
+from ratrain.plan.layout.replica import Served
 from ratrain.readers.json import as_table, parse_json, read_json_table
+from ratrain.readers.place import Place
 
 FORMAT = "ratrain plan 1"
 _NO_DTYPES = FrozenMap[str]()
@@ -218,3 +222,74 @@ def is_uneven(plan: PlanFile) -> bool:
     }
     members = any(stage.members is not None for stage in stages)
     return members or len(degrees) > 1 or len(replicas) > 1
+
+
+MICRO_BATCHES = "micro-batch", "micro-batches"
+
+
+def placed_members(stage: PlanStage, here: Place) -> Iterator[tuple[PlanMember, Place]]:
+    """The members of a stage, each with its place in the file; `here` is the stage's."""
+    for number, member in enumerate(stage.held_by):
+        yield member, here if stage.members is None else here.at("members").at(number)
+
+
+def devices_of_members(plan: PlanFile, number: int, stage: int, place: Place) -> list[list[int]]:
+    """For each member of a stage its devices, over all replicas of an entry."""
+    replica = plan.replicas[number]
+    here = place.at("replicas").at(number).at("stages").at(stage)
+    lists: list[list[int]] = []
+    for member, at in placed_members(replica.stages[stage], here):
+        where = str(at.at("devices"))
+        devices = read_ranges(member.devices, where, plan.cluster.devices)
+        if len(devices) != replica.count * member.tensor:
+            raise SpecError(
+                f"{counted(len(devices), 'device')} for {counted(replica.count, 'replica')} x "
+                f"tensor {member.tensor}",
+                place=where,
+                fix=f"list {replica.count * member.tensor}",
+            )
+        lists.append(devices)
+    return lists
+
+
+def served_by_members(replica: PlanReplica, stage: PlanStage, here: Place) -> tuple[Served, ...]:
+    """For each member of a stage what it serves. Refuses micro-batches that two members serve, or
+    none; `here` is the stage's place."""
+    server: dict[int, int] = {}
+    shares: list[tuple[int, ...]] = []
+    for number, (member, at) in enumerate(placed_members(stage, here)):
+        where = str(at.at("serves"))
+        share = _share(member.serves, where, replica.micro_batches)
+        for micro_batch in share:
+            if micro_batch in server:
+                raise SpecError(
+                    f"micro-batch {micro_batch} is served by member {server[micro_batch]} already",
+                    place=where,
+                    fix="let one member serve it",
+                )
+            server[micro_batch] = number
+        shares.append(share)
+    left = [number for number in range(replica.micro_batches) if number not in server]
+    if left:
+        raise SpecError(
+            f"no member serves micro-batch{'es' * (len(left) > 1)} {write_ranges(left)}",
+            place=str(here.at("members")),
+            fix="add what is missing to the serves of a member",
+        )
+    return (None,) if len(shares) == 1 else tuple(shares)
+
+
+def _share(text: str, where: str, micro_batches: int) -> tuple[int, ...]:
+    """The micro-batches that a text names, ascending; one that it names twice is in it twice."""
+    if text == ALL:
+        return tuple(range(micro_batches))
+    if text == NONE:
+        return ()
+    return tuple(sorted(read_ranges(text, where, micro_batches, MICRO_BATCHES)))
+
+
+def share_text(served: Served) -> str:
+    """A share as a plan file has it."""
+    if served is None:
+        return ALL
+    return write_ranges(served) if served else NONE

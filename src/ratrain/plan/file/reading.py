@@ -9,17 +9,23 @@ from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_heads, check_layers, check_sequence
 from ratrain.errors import SpecError
-from ratrain.plan.file.checks import require_runnable
-from ratrain.plan.file.form import PlanFile, PlanReplica, is_uneven
-from ratrain.plan.file.job import (
+from ratrain.plan.file.checks import (
     job_of_plan,
     require_buckets,
     require_prefetch,
     require_round,
+    require_runnable,
     require_strategy,
     state_mode,
 )
-from ratrain.plan.file.members import devices_of_members, placed_members, served_by_members
+from ratrain.plan.file.form import (
+    PlanFile,
+    PlanReplica,
+    devices_of_members,
+    is_uneven,
+    placed_members,
+    served_by_members,
+)
 from ratrain.plan.layout.jobs import require_tieable, strategy_of
 from ratrain.plan.layout.links import NO_SEATS, Groups, Seats
 from ratrain.plan.layout.placement import Placement

@@ -17,9 +17,9 @@ from ratrain.plan.file.form import (
     PlanReplica,
     PlanStage,
     Predicted,
+    share_text,
 )
-from ratrain.plan.file.members import share_text
-from ratrain.plan.layout.fixed_orders import file_of
+from ratrain.plan.layout.orders import file_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.replica import PlacedReplica
 

@@ -24,10 +24,8 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
-from ratrain.plan.layout.buckets import require_bucketable
-from ratrain.plan.layout.compute_times import times_in_layout
-from ratrain.plan.layout.further_orders import in_order, orders_tried
 from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
+from ratrain.plan.layout.orders import in_order, layer_orders_of_layout
 from ratrain.plan.layout.placement import Placement, placed_on
 from ratrain.plan.layout.sizes import (
     layers_of_stages,
@@ -37,7 +35,8 @@ from ratrain.plan.layout.sizes import (
     trains_tied,
     unit_of,
 )
-from ratrain.plan.layout.tiers import require_tier
+from ratrain.plan.layout.tiers import require_bucketable, require_tier
+from ratrain.plan.layout.times import times_in_layout
 from ratrain.program.replicas import Unit
 from ratrain.program.skeletons import SKELETONS, Skeleton
 from ratrain.program.strategies import Strategy
@@ -133,10 +132,8 @@ class Group:
         """The group as if all of its devices were of a kind: in the dtype that it computes in."""
         return replace(self, job=self.job.of_kind(kind))
 
-    def in_order(self, skeleton: str | None) -> Group:
-        """The group in a compute order that was chosen for it; None: the strategy's own."""
-        if skeleton is None:
-            return self
+    def in_order(self, skeleton: str) -> Group:
+        """The group in a compute order that was chosen for it."""
         strategy = replace(self.strategy, skeleton=skeleton)
         return replace(self, job=in_order(self.job, skeleton), strategy=strategy)
 
@@ -247,7 +244,8 @@ def _groups(
                 np.array([row[2] for row in rows], dtype=np.int64),
                 times,
             )
-            yield from (group.in_order(name) for name in orders_tried(variant, chosen, layout))
+            yield group
+            yield from map(group.in_order, layer_orders_of_layout(variant, chosen, layout))
 
 
 def _virtual(skeleton: Skeleton, pipeline: int) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from ratrain.describe.job import JobSpec, ScheduleSpec
 from ratrain.describe.job_checks import Check
 from ratrain.describe.job_file import job_of_file
 from ratrain.errors import SpecError
-from ratrain.plan.layout.fixed_orders import ENDING, fixed_order
-from ratrain.plan.layout.gradient_groups import require_collective
+from ratrain.plan.layout.links import require_collective
+from ratrain.plan.layout.orders import ENDING, fixed_order
 from ratrain.plan.layout.sizes import trains_tied
 from ratrain.program.strategies import STRATEGIES, Strategy, combined, strategy
 from ratrain.readers.faults import Faults

@@ -1,4 +1,5 @@
-"""A job's cluster changed: cut down to some kinds of device, or with more hosts of a kind."""
+"""A job's cluster changed: cut down to some kinds of device, with more hosts of a kind, or another
+one in which nothing differs that a plan's program depends on."""
 
 from __future__ import annotations
 
@@ -6,9 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from ratrain.describe.cluster import ClusterSpec, HostKind
+from ratrain.describe.cluster import ClusterSpec, Device, HostKind
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import ClusterChoice, JobSpec
+from ratrain.plan.layout.links import Groups, Seats
+from ratrain.plan.layout.placement import Placement
+from ratrain.plan.layout.plan import Plan
 
 Host = tuple[HostKind, int]
 """A host, and how many of its devices a job uses."""
@@ -64,3 +68,28 @@ def _cluster_of(spec: ClusterSpec, hosts: Sequence[Host]) -> ClusterSpec:
     names = {entry.device for entry in entries}
     kinds = tuple(kind for kind in spec.device if kind.name in names)
     return replace(spec, device=kinds, host=entries)
+
+
+def on_cluster(plan: Plan, spec: ClusterSpec) -> Plan:
+    """The plan on the devices of the same numbers."""
+    count = plan.job.cluster.devices
+    devices = spec.devices(count)
+
+    def there(device: Device) -> Device:
+        return devices[device.index]
+
+    def moved(groups: Groups) -> Groups:
+        return tuple(tuple(map(there, group)) for group in groups)
+
+    placed = plan.placed
+    if placed is not None:
+        placed = Placement(spec, placed.layout, tuple(map(there, placed.devices)), placed.by_site)
+    replicas = tuple(
+        replace(
+            replica,
+            seats=Seats(tuple(map(moved, replica.seats.groups)), replica.seats.members),
+        )
+        for replica in plan.replicas
+    )
+    job = replace(plan.job, cluster=ClusterChoice(spec, count))
+    return replace(plan, job=job, placed=placed, replicas=replicas)

@@ -17,9 +17,7 @@ from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
-from ratrain.plan.layout.geometry import Geometry
-from ratrain.plan.layout.gradient_groups import group_among
-from ratrain.plan.layout.links import Seats
+from ratrain.plan.layout.links import Geometry, Seats, group_among
 from ratrain.program.units import Ints
 
 
@@ -39,7 +37,7 @@ class Alike:
     which: Ints
 
 
-class _Links:
+class PlacedLinks:
     """The links of some degrees, whatever else a layout says, each found when it is asked for."""
 
     def __init__(
@@ -54,10 +52,12 @@ class _Links:
 
     @cached_property
     def data(self) -> list[Link]:
+        """The slowest link in the ring of each stage's data-parallel group."""
         return self.geometry.rings(self.numbers[:, None, :, 0])
 
     @cached_property
     def tensor(self) -> list[Link]:
+        """The slowest link in the ring of each stage's tensor groups."""
         return self.geometry.rings(self.numbers)
 
     @cached_property
@@ -133,6 +133,7 @@ class _Links:
         )
 
     def stage(self, source: int, target: int, members: Sequence[int]) -> Link:
+        """The slowest link between two pipeline ranks over a class of replicas."""
         key = source, target, members[0]  # classes share no members
         if key not in self.between:
             self._find(members)
@@ -163,8 +164,8 @@ class _Known:
     """What placements of the same devices have found out."""
 
     geometry: Geometry | None = None
-    links: dict[tuple[int, int, int], _Links] = field(
-        default_factory=dict[tuple[int, int, int], _Links]
+    links: dict[tuple[int, int, int], PlacedLinks] = field(
+        default_factory=dict[tuple[int, int, int], PlacedLinks]
     )
     data_groups: dict[tuple[int, int, int, int], Group] = field(
         default_factory=dict[tuple[int, int, int, int], Group]
@@ -189,12 +190,12 @@ class Placement:
     @property
     def classes(self) -> tuple[ReplicaClass, ...]:
         """Replicas in classes of alike ones; all members of a class behave alike."""
-        return self._links.classes
+        return self.links.classes
 
     @property
     def seats(self) -> tuple[Seats, ...]:
         """The devices of each class of replicas."""
-        return self._links.seats
+        return self.links.seats
 
     def kind(self, name: str) -> DeviceKind:
         return self.cluster.kind(name)
@@ -205,48 +206,28 @@ class Placement:
         key = layout.pipeline, layout.data, layout.tensor, pipeline
         if key not in known:
             members = [self.device(pipeline, data) for data in range(layout.data)]
-            known[key] = group_among(self.cluster, members, self.data_link(pipeline), self.devices)
+            known[key] = group_among(self.cluster, members, self.links.data[pipeline], self.devices)
         return known[key]
 
-    def data_link(self, pipeline: int) -> Link:
-        """The slowest link in the ring of a stage's data-parallel group."""
-        return self._links.data[pipeline]
-
-    def tensor_link(self, pipeline: int) -> Link:
-        """The slowest link in the ring of a stage's tensor groups."""
-        return self._links.tensor[pipeline]
-
     def inside(self, pipeline: int) -> Link | None:
-        """The same; None where a rank is alone."""
-        return self.tensor_link(pipeline) if self.layout.tensor > 1 else None
+        """The slowest link in the ring of a stage's tensor groups; None where a rank is alone."""
+        return self.links.tensor[pipeline] if self.layout.tensor > 1 else None
 
     def sums_share_data_link(self, pipeline: int) -> bool:
         """Whether a stage's tensor groups and its data-parallel group use the same link."""
-        links = self._links
+        links = self.links
         return links.geometry.one_link(links.tensor[pipeline], links.data[pipeline])
 
-    def stage_link(self, source: int, target: int, members: Sequence[int]) -> Link:
-        """The slowest link between two pipeline ranks over a class of replicas."""
-        return self._links.stage(source, target, members)
-
     @cached_property
-    def _links(self) -> _Links:
+    def links(self) -> PlacedLinks:
+        """The links between its ranks."""
         known, layout = self.known, self.layout
         if known.geometry is None:
             known.geometry = Geometry(self.cluster, self.devices)
         degrees = layout.pipeline, layout.data, layout.tensor
         if degrees not in known.links:
-            known.links[degrees] = _Links(known.geometry, *degrees, by_site=self.by_site)
+            known.links[degrees] = PlacedLinks(known.geometry, *degrees, by_site=self.by_site)
         return known.links[degrees]
-
-    def hops(self, alike: ReplicaClass) -> Alike:
-        """For stage s, entry s (of rank s) is the message to the next rank; pipeline + s, the
-        message from there back."""
-        return self._links.hops(alike)
-
-    def ranks(self, alike: ReplicaClass) -> Alike:
-        """Pipeline ranks whose compute and collectives cost the same."""
-        return self._links.ranks(alike)
 
 
 def _alike(pairs: list[tuple[int, int]], keys: Sequence[object]) -> Alike:

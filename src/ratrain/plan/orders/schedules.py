@@ -12,8 +12,8 @@ from ratrain.errors import ProgramError, RatrainError
 from ratrain.plan.case.case import Case
 from ratrain.plan.case.of_layout import case_of, require_one_by_one
 from ratrain.plan.file.checks import require_runnable
-from ratrain.plan.layout.further_orders import in_order
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.orders import in_order
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.program.repeating import compute_ops

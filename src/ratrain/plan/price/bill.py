@@ -59,7 +59,7 @@ class Bill:
         return total
 
 
-def bill(group: Group, recovery: Ints) -> Bill:
+def bill_of(group: Group, recovery: Ints) -> Bill:
     """The `Bill` of a group. `recovery`: a code for each row and stage. A rank is billed in the
     dtype of its kind of device; where those of its replicas differ, as the one that needs most."""
     if not group.job.unlike:

@@ -1,12 +1,14 @@
-"""The costs of units in their places: each kind of op on each unit, and the links they share."""
+"""The costs of units in their places: all that they depend on, each kind of op on each unit, and
+the links they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import (
     NOTHING,
     Transfer,
@@ -19,17 +21,71 @@ from ratrain.cost.compute import BlockTimes, update
 from ratrain.cost.precision import RESIDUAL_BYTES
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
-from ratrain.describe.job import JobSpec
+from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError
+from ratrain.plan.layout.links import Half
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
-from ratrain.plan.layout.transfers import sums_of_op
-from ratrain.plan.layout.unit_place import Half, StageMessage, UnitPlace
+from ratrain.plan.layout.times import sums_of_op
 from ratrain.plan.price.reductions import reduction, tied_sum
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.replicas import Unit
 from ratrain.program.setup import Setup
 from ratrain.program.tiers import DISK, HOST
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Routes, Work, fixed_work
+
+
+@dataclass(frozen=True)
+class StageMessage:
+    """A tensor for a member of a neighbouring stage: to which program rank, over which link, what
+    it sends. `serves`: the micro-batches that go there; None: all."""
+
+    rank: int
+    link: Link
+    sent: Transfer
+    serves: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class OtherEnd:
+    """The rank that holds the other copy of a tied matrix, and the link to it. `tensor`: the
+    smaller degree of both ends, which share the matrix among so many."""
+
+    rank: int
+    link: Link
+    tensor: int
+
+
+@dataclass(frozen=True)
+class DataGroup:
+    """The ranks that hold a unit: what their collectives take of one of them, over which link, and
+    by which algorithm, for the same figures as `half`."""
+
+    half: Half
+    link: Link
+    chosen: Callable[[float, float], str]
+
+
+@dataclass(frozen=True)
+class UnitPlace:
+    """A unit in its place."""
+
+    rank: int  # of the program
+    kind: BlockKind
+    device: DeviceKind
+    layout: LayoutSpec  # with its own tensor degree
+    times: BlockTimes
+    params: float  # on one rank of a tensor group
+    view_bytes: float  # its weights there
+    reduced_bytes: float  # its gradient there, as reductions send it
+    boundary_bytes: int
+    previous: tuple[StageMessage, ...]  # to members of the stage before, if elsewhere
+    following: tuple[StageMessage, ...]
+    sums_link: Link | None  # of its tensor group; None: it is alone
+    group: DataGroup | None  # that adds up its gradient; None: no other rank does
+    across: DataGroup | None  # that averages its weights, where ranks update it apart
+    other_end: OtherEnd | None  # of a tied matrix, where it is on another rank
+    holders: int  # ranks that add up its gradient, this one among them
+
 
 COPY_BYTES = 4  # of a parameter's weight
 NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed

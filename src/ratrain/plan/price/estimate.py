@@ -38,7 +38,7 @@ from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
 from ratrain.plan.layout.enumerate import Group, kinds_of_block
-from ratrain.plan.layout.gradient_groups import NamedHalf
+from ratrain.plan.layout.links import NamedHalf
 from ratrain.plan.layout.placement import ReplicaClass
 from ratrain.plan.layout.sizes import (
     boundary_bytes,
@@ -49,7 +49,7 @@ from ratrain.plan.layout.sizes import (
     trains_tied,
 )
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
-from ratrain.plan.layout.transfers import boundary_message, sums_of_op
+from ratrain.plan.layout.times import boundary_message, sums_of_op
 from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, SPILL
 from ratrain.plan.price.loops import loops
 from ratrain.plan.price.reductions import reduction, tied_sum
@@ -60,13 +60,10 @@ from ratrain.simulate.costs import Floats
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a step, for each row; and its parts, of the stage that decides."""
+    """Seconds of a step, for each row; and of its tail, of the stage that decides."""
 
     step_s: Floats
-    slot_s: Floats  # busiest stage, or link, for one micro-batch
-    ramp_s: Floats  # all that is neither slot nor tail
     tail_s: Floats  # exposed reduction, update and gather
-    busiest: Ints  # pipeline rank
 
 
 def estimate(group: Group, recovery: Ints) -> Estimate:
@@ -111,7 +108,7 @@ class _Pace:
         self.data = layout.data
         self.sharded = (group.sharded_gradients & (self.data > 1))[:, None]
         self.per_use = ((group.sharding == 3) & (self.data > 1))[:, None]
-        same = group.placement.ranks(alike)
+        same = group.placement.links.ranks(alike)
         self.alike_units = [self._units(rank) for rank, _ in same.examples]
         self.unit_of = same.which[self.rank_of]
         self.columns: dict[tuple[int, str], Floats] = {}
@@ -125,7 +122,7 @@ class _Pace:
         """(embedding, layer, head) on a pipeline rank."""
         group, placement = self.group, self.group.placement
         layout = group.layout
-        data = placement.data_link(rank) if self.data > 1 else None
+        data = placement.links.data[rank] if self.data > 1 else None
         half = (
             NamedHalf(group.job.collective, placement.data_group(rank)) if data else _nothing_sent
         )
@@ -228,10 +225,10 @@ class _Pace:
         if self.ranks == 1:
             none = np.zeros((self.stages, 3))
             return none, none
-        hops, groups = placement.hops(self.alike), (self.group.layout, self.group.layout)
+        hops, groups = placement.links.hops(self.alike), (self.group.layout, self.group.layout)
         times: list[tuple[float, float, float]] = []
         for source, target in hops.examples:
-            link = placement.stage_link(source, target, self.alike.members)
+            link = placement.links.stage(source, target, self.alike.members)
             device, receiver = (placement.kind(self.alike.kinds[end]) for end in (source, target))
             inside = placement.inside(target)
             sent = boundary_message(self.group.job, sent_bytes, link, device, groups, inside)
@@ -327,7 +324,8 @@ class _Pace:
         if self.data == 1 or self.group.layout.tensor == 1:
             return crowded_s
         same = [
-            placement.sums_share_data_link(rank) for rank, _ in placement.ranks(self.alike).examples
+            placement.sums_share_data_link(rank)
+            for rank, _ in placement.links.ranks(self.alike).examples
         ]
         sums_s = 2 * self.group.layers * self._column(1, "sums_s")
         reduces_s = self.sharded * self._total("reduce_s")
@@ -346,7 +344,7 @@ class _Pace:
         if not trains_tied(group.job, self.ranks):
             return np.zeros((len(group), 1))
         device, last = placement.kind(self.alike.kinds[0]), self.ranks - 1
-        link = placement.stage_link(0, last, self.alike.members) if last else None
+        link = placement.links.stage(0, last, self.alike.members) if last else None
         rate = (link or device.memory).bandwidth_bytes_per_s
         alone, shared = (
             tied_sum(group.job, device, group.layout.tensor * owners, link).alone_s(rate)
@@ -414,26 +412,19 @@ class _Pace:
         cf, cb = self.messages
         hop = f + u + cf + cb
         ramp = np.cumsum(hop, axis=1) - hop
-        busy = f + b
         if self.stages > self.ranks:
-            slot = busy.reshape(len(group), -1, self.ranks).sum(axis=1)
-            times = m * slot + ramp[:, : self.ranks]
-            slots = slot
+            times = m * _summed(self, f + b) + ramp[:, : self.ranks]
         elif group.strategy.skeleton == "gpipe":
             whole = ramp[:, -1:] + (f + b)[:, -1:]
             times = whole + (m - 1) * (f.max(axis=1) + b.max(axis=1))[:, None]
-            slots = busy
         else:
-            times, slots = self._one_f_one_b(f, b, u, early, hop, ramp)
-        link_s = self._link_s
-        slots = np.maximum(slots, link_s)
-        times = np.maximum(times, m * link_s + ramp[:, : self.ranks])
+            times = self._one_f_one_b(f, b, u, early, hop, ramp)
+        times = np.maximum(times, m * self._link_s + ramp[:, : self.ranks])
         busiest = times.argmax(axis=1)
         rows = np.arange(len(group))
         pipe_s = times[rows, busiest] - self._hidden_sums_s[rows, busiest]
         tail_s = self._exposed_tail_s(ramp[:, : self.ranks], pipe_s)
-        slot_s = slots[rows, busiest]
-        return Estimate(pipe_s + tail_s, slot_s, pipe_s - m * slot_s, tail_s, busiest)
+        return Estimate(pipe_s + tail_s, tail_s)
 
     def _exposed_tail_s(self, ramp: Floats, pipe_s: Floats) -> Floats:
         """For each row what the tails take beyond the ramps; the mean over a period's steps, of
@@ -456,7 +447,7 @@ class _Pace:
 
     def _one_f_one_b(
         self, f: Floats, b: Floats, u: Floats, early: Floats, hop: Floats, ramp: Floats
-    ) -> tuple[Floats, Floats]:
+    ) -> Floats:
         m, p = self.group.micro_batches, self.stages
         split = SKELETONS[self.group.strategy.skeleton].split_backward
         deep = hop.sum(axis=1, keepdims=True) - ramp - hop + early[:, -1:]
@@ -465,7 +456,7 @@ class _Pace:
         deep[:, -1] = 0.0  # its own early recovery is on its own lane
         k = np.minimum(p - np.arange(p), m)
         if split:  # the weight gradient's half leaves the ramps
-            return ramp - ramp * self._weight_share + m * (f + b), f + b
+            return ramp - ramp * self._weight_share + m * (f + b)
         begin = np.maximum(k * f + early, f + deep) - early
         end = np.maximum(k * b, deep + u)
         once = np.maximum(begin + k * b, k * f + end)
@@ -474,7 +465,6 @@ class _Pace:
         whole = ramp[:, -1] + hop[:, -1] + early[:, -1]
         sends = (m - 1) * max(float(cf.max()), float(cb.max()))
         times[:, 0] = np.maximum(times[:, 0], whole + sends)
-        shared = f + b
         # What lies before a stage sets the pace at which forwards come and gradients go. Its first
         # backward comes after k forwards, and k backwards after its last forward.
         if p > 1:
@@ -483,11 +473,9 @@ class _Pace:
             held = k[1:] - 1
             paced = np.maximum(held * come + (m - 1) * go, (m - 1) * come + held * go)
             np.maximum(times[:, 1:], (ramp + f + u)[:, 1:] + paced, out=times[:, 1:])
-            shared[:, 1:] = np.maximum(shared[:, 1:], np.maximum(come, go))
         for begins, pace in loops(f + u, cf + cb, early):
-            np.maximum(shared[:, :begins], pace, out=shared[:, :begins])
             np.maximum(times[:, :begins], ramp[:, :begins] + m * pace, out=times[:, :begins])
-        return times, shared
+        return times
 
     @property
     def _weight_share(self) -> float:

@@ -8,7 +8,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import Group
 from ratrain.plan.layout.sizes import stores_scores
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
-from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, SPILL, bill
+from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, SPILL, bill_of
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import Strategy
 from ratrain.program.units import Bools, Ints
@@ -23,14 +23,14 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
     if group.job.schedule.recovery == "exempt-last":
         last_code[:, -1] = NONE
     if len(codes) == 1:
-        return last_code, (bill(group, last_code).total - budget).max(axis=1)
+        return last_code, (bill_of(group, last_code).total - budget).max(axis=1)
     settled: Bools = np.zeros((len(group), pipeline), dtype=bool)
     missing = np.zeros((len(group), pipeline), dtype=np.int64)
     chosen = np.full((len(group), pipeline), codes[-1], dtype=np.int64)
     # One bill for all modes: arrays are short, so its time is that of its calls.
     every = group.only(np.tile(np.arange(len(group)), len(codes)))
     modes = np.repeat(np.array(codes), len(group))[:, None] * np.ones(shape[1], dtype=np.int64)
-    totals = bill(every, modes).total.reshape(len(codes), len(group), pipeline)
+    totals = bill_of(every, modes).total.reshape(len(codes), len(group), pipeline)
     for code, total in zip(codes, totals, strict=True):
         over = total - budget
         now = ~settled & ((over <= 0) | (code == codes[-1]))

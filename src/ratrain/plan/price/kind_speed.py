@@ -17,8 +17,8 @@ from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Device
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
-from ratrain.plan.layout.compute_times import times_in_layout
 from ratrain.plan.layout.enumerate import kinds_of_block
+from ratrain.plan.layout.times import times_in_layout
 
 LARGEST_MICRO_BATCH = 64
 """Up to here every micro-batch is looked at."""

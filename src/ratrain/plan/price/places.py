@@ -18,9 +18,7 @@ from ratrain.cost.collectives import Transfer
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
-from ratrain.plan.layout.compute_times import times_in_layout
-from ratrain.plan.layout.gradient_groups import NamedHalf
-from ratrain.plan.layout.links import Holders
+from ratrain.plan.layout.links import Holders, NamedHalf
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.sizes import (
@@ -30,9 +28,14 @@ from ratrain.plan.layout.sizes import (
     sent_boundary_bytes,
     trained_params,
 )
-from ratrain.plan.layout.transfers import boundary_message
-from ratrain.plan.layout.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
-from ratrain.plan.price.durations import costs_of_places
+from ratrain.plan.layout.times import boundary_message, times_in_layout
+from ratrain.plan.price.durations import (
+    DataGroup,
+    OtherEnd,
+    StageMessage,
+    UnitPlace,
+    costs_of_places,
+)
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
 from ratrain.simulate.costs import Costs

@@ -9,9 +9,8 @@ from ratrain.cost.precision import wire_bytes
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
-from ratrain.plan.layout.buckets import bucket_count, sent_in_buckets
-from ratrain.plan.layout.gradient_groups import widened
-from ratrain.plan.layout.unit_place import Half
+from ratrain.plan.layout.links import Half, widened
+from ratrain.plan.layout.tiers import bucket_count, sent_in_buckets
 
 FLAG_BYTES = 4
 """Whether an owner's part of a gradient overflowed, as it is sent."""

@@ -9,22 +9,14 @@ from heapq import nsmallest
 from itertools import islice, permutations, product
 from math import inf
 
+from ratrain.plan.draft.aligned import best_shares, in_best_sizes
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.pools import Post, Shape, in_division, tensor_degrees
-from ratrain.plan.draft.shares import best_shares, in_best_sizes
 from ratrain.plan.draft.space import Side, Space
 from ratrain.plan.layout.enumerate import StateMode, divisions_of
 from ratrain.plan.price.kind_speed import kind_speed
-from ratrain.plan.search.effort import (
-    BEAM_ALIKE,
-    LEAST_ALONE,
-    POLISHED,
-    POOL_ORDERS,
-    SEED_SIZES,
-    SEEDS,
-    WIDTHS,
-    Effort,
-)
+from ratrain.plan.search import limits
+from ratrain.plan.search.limits import Effort
 from ratrain.plan.search.moves import changed
 from ratrain.plan.search.moves_of_work import layers_between_hosts
 
@@ -55,13 +47,13 @@ class Beam:
         begun = {draft.key: draft for draft in self._made if self._is_allowed(draft, allowed)}
         for draft in (
             *starts,
-            *nsmallest(SEEDS, begun.values(), key=lambda draft: draft.estimate_s),
-            *nsmallest(SEEDS, begun.values(), key=lambda draft: draft.alone_s),
+            *nsmallest(limits.SEEDS, begun.values(), key=lambda draft: draft.estimate_s),
+            *nsmallest(limits.SEEDS, begun.values(), key=lambda draft: draft.alone_s),
         ):
             self._price(filter(None, self._polished(draft)), known, allowed, inf)
         polished, looked = set[object](), set[object]()
         for _ in range(self._effort.rounds):
-            for draft in self._front(known, POLISHED * self._effort.width):
+            for draft in self._front(known, limits.POLISHED * self._effort.width):
                 if draft.key not in polished:
                     polished.add(draft.key)
                     self._price(changed(self._space, draft, polishing=True), known, allowed, inf)
@@ -90,7 +82,7 @@ class Beam:
             if len(front) == width:
                 break
             families[draft.family] += 1
-            if families[draft.family] <= BEAM_ALIKE:
+            if families[draft.family] <= limits.BEAM_ALIKE:
                 front.append(draft)
         return front
 
@@ -103,7 +95,7 @@ class Beam:
     ) -> None:
         """Times those that are new, allowed, and may take less than so long."""
         for draft in drafts:
-            may_be = draft.key not in known and draft.alone_s * LEAST_ALONE <= last_s
+            may_be = draft.key not in known and draft.alone_s * limits.LEAST_ALONE <= last_s
             if may_be and self._is_allowed(draft, allowed):
                 known[draft.key] = self._time_s(draft), draft
 
@@ -147,7 +139,7 @@ def seeds(space: Space, divided: bool, state: StateMode) -> Iterator[Draft]:
     grids = dict.fromkeys(
         tuple(in_division(shape, divided) for shape in grid) for grid in _grids(space)
     )
-    for grid, size in product(grids, SEED_SIZES):
+    for grid, size in product(grids, limits.SEED_SIZES):
         if space.sequences % size == 0:
             draft = space.draft([Side(shape, size) for shape in grid], state)
             if draft is not None:
@@ -160,7 +152,7 @@ def _grids(space: Space) -> Iterator[list[Shape]]:
     job, pools = space.stages.job, space.stages.pools
     by_speed = sorted(range(len(pools)), key=lambda n: kind_speed(job, pools[n].kind).layer_s)
     degrees = [tensor_degrees(job, pool) for pool in pools]
-    for widths in islice(product(*degrees), WIDTHS):
+    for widths in islice(product(*degrees), limits.WIDTHS):
         wide = [_packed(space, pool, most) for pool, most in enumerate(widths)]
         every = [post for pool in by_speed for post in wide[pool]]
         for kept in range(1, len(every) + 1):
@@ -168,7 +160,7 @@ def _grids(space: Space) -> Iterator[list[Shape]]:
             yield [tuple(every[:kept])]
             yield [tuple(every[:kept][::-1])]
             yield [(every[0],), *([tuple(every[1:kept])] if kept > 1 else [])]
-        for order in islice(permutations(range(len(pools))), POOL_ORDERS):
+        for order in islice(permutations(range(len(pools))), limits.POOL_ORDERS):
             for alone in range(len(pools)):
                 yield from _pipelines(wide, order[:alone], order[alone:])
 

@@ -21,26 +21,11 @@ from ratrain.plan.layout.enumerate import StateMode, modes_of
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
+from ratrain.plan.search import limits
 from ratrain.plan.search.beam import Beam
-from ratrain.plan.search.effort import (
-    BEHIND,
-    CLOCK_MARGIN,
-    DRAFTS_ALIKE,
-    DRAFTS_OPS,
-    DRAFTS_ROUNDS,
-    LEAST_GAIN,
-    LONG_GAIN,
-    LONG_MARGIN,
-    MARGIN,
-    MEMBERS_MARGIN,
-    MOVES_SHOWN,
-    NEAR,
-    SLOWER_MARGIN,
-    Effort,
-)
+from ratrain.plan.search.limits import Effort
 from ratrain.plan.search.moves import MOVES, MoveTried, changed
-from ratrain.plan.search.trial import timed
-from ratrain.plan.search.tried import Timed, climbed, step_of
+from ratrain.plan.search.tried import Timed, climbed, step_of, timed
 from ratrain.program.strategies import Strategy
 
 Progress = Callable[[int, int], None]
@@ -64,10 +49,12 @@ class DraftSearch:
         """Whether drafts were made that were not allowed."""
         members = job.cluster.members()
         self.effort = effort
-        self._left, self._clock_left = DRAFTS_OPS, effort.clock_ops
+        self._left, self._clock_left = limits.DRAFTS_OPS, effort.clock_ops
         together = len({device.host for device in members}) < len(members)
-        self._margin = MARGIN if together and not effort.spares_programs else CLOCK_MARGIN
-        self._most = 2 * (effort.simulated + effort.climbs * effort.changes * DRAFTS_ROUNDS)
+        self._margin = (
+            limits.MARGIN if together and not effort.spares_programs else limits.CLOCK_MARGIN
+        )
+        self._most = 2 * (effort.simulated + effort.climbs * effort.changes * limits.DRAFTS_ROUNDS)
         self._known: dict[object, Timed | None] = {}
         self._clocked: dict[object, float | None] = {}
 
@@ -83,18 +70,18 @@ class DraftSearch:
         place of those whose stages have none."""
         effort = self.effort if seeds is None else self.effort.of_members
         best_s, tried = bar_s, dict[object, Timed]()
-        self._left, self._clock_left = DRAFTS_OPS, self.effort.clock_ops
+        self._left, self._clock_left = limits.DRAFTS_OPS, self.effort.clock_ops
         families: Counter[object] = Counter()
         fitting: set[object] = set()
         count = slower = 0
         for time_s, draft in self._priced(starts, allowed, effort, seeds):
-            if count >= effort.simulated or self._left < DRAFTS_OPS // 2:
+            if count >= effort.simulated or self._left < limits.DRAFTS_OPS // 2:
                 break
-            if families[draft.family] >= DRAFTS_ALIKE:
+            if families[draft.family] >= limits.DRAFTS_ALIKE:
                 continue
             if time_s > self._margin_of(draft) * best_s:
                 slower += 1
-                wanted = slower <= effort.slower and time_s <= SLOWER_MARGIN * best_s
+                wanted = slower <= effort.slower and time_s <= limits.SLOWER_MARGIN * best_s
                 if not (wanted and self.is_tight(tried.values())):
                     continue
             spares = self.effort.spares_programs and _exchanges_more(draft.state)
@@ -110,7 +97,7 @@ class DraftSearch:
         fastest = sorted(tried.values(), key=step_of)
         for start in fastest[: effort.climbs]:
             near = partial(self._simulated_near, effort=effort)
-            for better in climbed(start, near, DRAFTS_ROUNDS, LEAST_GAIN):
+            for better in climbed(start, near, limits.DRAFTS_ROUNDS, limits.LEAST_GAIN):
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=step_of)
 
@@ -151,7 +138,7 @@ class DraftSearch:
         clock_s = self._clock_s(draft)
         if clock_s is not None:
             return clock_s
-        return draft.estimate_s * (BEHIND if _exchanges_more(draft.state) else 1.0)
+        return draft.estimate_s * (limits.BEHIND if _exchanges_more(draft.state) else 1.0)
 
     def near(self, draft: Draft) -> Iterable[Draft]:
         """Changes of a draft that train if it does."""
@@ -172,7 +159,7 @@ class DraftSearch:
                 continue
             others = move.of(self.space, draft)
             made = {other.key: other for other in others if other.key != draft.key}
-            near = nsmallest(MOVES_SHOWN, made.values(), key=lambda other: other.estimate_s)
+            near = nsmallest(limits.MOVES_SHOWN, made.values(), key=lambda other: other.estimate_s)
             times_s = [time_s for other in near if (time_s := time_of(other)) is not None]
             best_s = min(times_s, default=None)
             tried.append(MoveTried(name, move.words, len(made), best_s, step_s))
@@ -198,7 +185,7 @@ class DraftSearch:
         if self._left < 0:
             return
         new = [draft for draft in self.near(here.draft) if self._is_new(draft, here.draft)]
-        near = nsmallest(NEAR, new, key=lambda draft: draft.estimate_s)
+        near = nsmallest(limits.NEAR, new, key=lambda draft: draft.estimate_s)
         fast = [
             (self._time_s(draft), draft)
             for draft in near
@@ -238,17 +225,17 @@ class DraftSearch:
             return True
         if change.has_members:
             return change.least_s < here.step_s
-        if self._is_long(change) and time_s >= (1 - LONG_GAIN) * self._time_s(here.draft):
+        if self._is_long(change) and time_s >= (1 - limits.LONG_GAIN) * self._time_s(here.draft):
             return False
         return time_s < self._margin * here.step_s
 
     def _margin_of(self, draft: Draft) -> float:
         """How far the time of a draft that is simulated whole may be above the best step."""
         if draft.has_members:
-            return MEMBERS_MARGIN
+            return limits.MEMBERS_MARGIN
         if self._clock_s(draft) is None:
-            return MARGIN
-        return LONG_MARGIN if self._is_long(draft) else self._margin
+            return limits.MARGIN
+        return limits.LONG_MARGIN if self._is_long(draft) else self._margin
 
     def _is_long(self, draft: Draft) -> bool:
         """Whether its whole program takes seconds to build, prove and simulate."""

@@ -1,21 +1,35 @@
-"""What `ratrain plan` finds: plans of alike replicas and, on few unequal devices, of any."""
+"""What `ratrain plan` finds: plans of alike replicas and, on few unequal devices, of any; what a
+plan is judged by: the plans that the planner finds for its job; and the case of a job, which is
+that of the plan that is found where it has no layout.
+
+A layout's stages may join micro-batches: then the case is one of a plan, too. All else is chosen as
+for stages that compute one by one. Where memory does not suffice for what stages join, these
+recover their activations, and then all stages do, if the schedule has recovery."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
-from ratrain.errors import Infeasible
+from ratrain.errors import Infeasible, SpecError
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import PlanFile
-from ratrain.plan.search.effort import STARTS
-from ratrain.plan.search.layouts import Progress, Search
+from ratrain.plan.file.reading import plan_of_file
+from ratrain.plan.file.writing import file_of_plan
+from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.orders import SPLIT_ORDERS, takes_other_orders
+from ratrain.plan.layout.plan import Plan
+from ratrain.plan.price.trial import only_over_budget
+from ratrain.plan.search.layouts import Progress, Search, search_layouts
+from ratrain.plan.search.limits import ANY_REPLICAS, STARTS
 from ratrain.plan.search.misfit import planned
 from ratrain.plan.search.tried import Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
-from ratrain.program.skeletons import SKELETONS
+from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
 
 NO_ALIKE = "no plan with identical replicas fits"
 
@@ -125,3 +139,102 @@ def alike_words(best: Timed, alike: Search) -> str:
     more = 100 * (alike.best.step_s / best.step_s - 1)
     slower = f"{format_time(alike.best.step_s)}, {more:.1f} % more"
     return f"the fastest plan with identical replicas takes {slower}"
+
+
+def plan_of_job(job: JobSpec, progress: Progress | None = None) -> tuple[Plan, EveryPlan]:
+    """The plan that `ratrain plan` writes, and what it found besides. Raises `Infeasible` where
+    nothing fits."""
+    plans = every_plan(job, progress)
+    subject = plans.chosen.subject()
+    return subject, replace(plans, alike=plans.alike or searched(subject))
+
+
+def plans_beside(subject: Plan, progress: Progress | None = None) -> EveryPlan:
+    """What the planner finds for the job of a plan."""
+    alike, job = searched(subject, progress), _asked(subject)
+    if job.cluster.devices > ANY_REPLICAS:
+        return EveryPlan(job, alike, None)
+    return with_unequal(job, alike, progress)
+
+
+def searched(subject: Plan, progress: Progress | None = None) -> Search | None:
+    """The planner's own search of the job for identical replicas; None where it knows no layout
+    that takes all devices."""
+    try:
+        return search_layouts(_asked(subject), progress)
+    except SpecError:
+        if subject.is_layout:
+            raise
+        return None
+
+
+def _asked(subject: Plan) -> JobSpec:
+    """The plan's job as the planner is asked: without a layout, nor an order that a plan chose."""
+    return with_order_open(replace(subject.job, layout=None))
+
+
+def case_of_job(job: JobSpec, progress: Progress | None = None) -> Case:
+    """The case of a job, planned where it has no layout; a SpecError where no program says it."""
+    layout = job.layout
+    if layout is None:
+        plans = every_plan(job, progress)
+        return Case(plans.chosen.subject(), beside=tuple(beside_words(plans)))
+    if max(layout.joined, default=1) == 1:
+        return case_of(_one_by_one(job))
+    cases = map(Case, _plans(job))
+    first = next(cases)
+    if first.proved.verdict.sound or not only_over_budget(first.proved.verdict):
+        return first
+    return next((case for case in cases if case.proved.verdict.sound), first)
+
+
+def _one_by_one(job: JobSpec) -> JobSpec:
+    """The job without what its stages join."""
+    assert job.layout is not None
+    return replace(job, layout=replace(job.layout, joined=()))
+
+
+def _plans(job: JobSpec) -> Iterator[Plan]:
+    """The job's plan, and those that recover more."""
+    assert job.layout is not None
+    joined, plan = job.layout.joined, case_of(_one_by_one(job)).plan
+    usual, mode = plan.alike.recovery, plan.strategy.recovery
+    on_joined = tuple(
+        mode if several > 1 else stage for several, stage in zip(joined, usual, strict=True)
+    )
+    for recovery in dict.fromkeys((usual, on_joined, (mode,) * len(usual))):
+        yield _joining(job, plan.recovering(recovery), joined)
+
+
+def _joining(job: JobSpec, plan: Plan, joined: tuple[int, ...]) -> Plan:
+    """The plan whose stages compute so many micro-batches at once."""
+    written = file_of_plan(plan)
+    replicas = tuple(
+        replace(
+            replica,
+            stages=tuple(
+                replace(stage, micro_batch=stage.micro_batch * several)
+                for stage, several in zip(replica.stages, joined, strict=True)
+            ),
+        )
+        for replica in written.replicas
+    )
+    file = str(job.path or "job")
+    try:
+        made = plan_of_file(replace(written, replicas=replicas), file)
+    except SpecError as error:
+        raise SpecError(error.what, place=f"{file} [layout] joined", fix=error.fix) from None
+    given = {"train": job.train, "data": job.data, "checkpoint": job.checkpoint}
+    return replace(made, job=replace(made.job, path=job.path, **given))
+
+
+def with_order_open(job: JobSpec) -> JobSpec:
+    """The job without the order that the planner may have chosen for it, and with what it set for
+    that order: so that whatever it is compared with may take any. A plan file does not say who
+    chose."""
+    asked = job.schedule.skeleton
+    if asked not in (*SPLIT_ORDERS, *map(layer_major_name, TOGETHER)):
+        return job
+    recovery = "auto" if job.schedule.recovery == "keep-all" else job.schedule.recovery
+    opened = replace(job, schedule=replace(job.schedule, skeleton=None, recovery=recovery))
+    return opened if takes_other_orders(opened, strategy_of(opened)) else job

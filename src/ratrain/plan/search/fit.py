@@ -12,14 +12,14 @@ from ratrain.describe.job import Batch, JobSpec
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.layout.enumerate import groups_of
-from ratrain.plan.layout.tiers import KEYS, in_tier, in_tiers, tier_of
-from ratrain.plan.price.bill import bill
+from ratrain.plan.layout.tiers import KEYS, in_tier, in_tiers, tier_of, tiers_of
+from ratrain.plan.price.bill import bill_of
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.search.layouts import Progress, Tried, search_layouts
 from ratrain.program.binding import FREE
 from ratrain.program.kind import kind_named
 from ratrain.program.strategies import STRATEGIES, apply_strategy
-from ratrain.program.tiers import DEVICE, DISK, HOST, TIER_WORDS, WAITING
+from ratrain.program.tiers import DEVICE, TIER_WORDS, WAITING
 
 MOST_TOKENS = 1 << 20
 """Of a sequence, in search of the longest one."""
@@ -77,14 +77,12 @@ def _jobs(job: JobSpec) -> Iterator[tuple[str, str, JobSpec]]:
         kept = replace(on_device, schedule=replace(on_device.schedule, recovery="keep-all"))
         yield "all on the device", DEVICE, kept
     yield "recompute activations", DEVICE, on_device
-    for tier in (HOST, DISK):
-        if all(tier_of(kind, tier) for kind in job.cluster.kinds):
-            yield f"optimizer {TIER_WORDS[tier]}", tier, in_tier(job, tier)
-    for tier in (HOST, DISK):
-        if all(tier_of(kind, tier) for kind in job.cluster.kinds):
-            away = in_tiers(job, *(tier,) * len(KEYS))
-            if away is not None:
-                yield f"everything {TIER_WORDS[tier]}", tier, away
+    for tier in tiers_of(job):
+        yield f"optimizer {TIER_WORDS[tier]}", tier, in_tier(job, tier)
+    for tier in tiers_of(job):
+        away = in_tiers(job, *(tier,) * len(KEYS))
+        if away is not None:
+            yield f"everything {TIER_WORDS[tier]}", tier, away
 
 
 def _way(name: str, tier: str, job: JobSpec, progress: Progress | None) -> Way:
@@ -169,7 +167,7 @@ def least_tier_bytes(job: JobSpec) -> int:
     every_sort = dict.fromkeys(KEYS, "device")
     kept = replace(job, schedule=replace(job.schedule, **every_sort))
     items = ["optimizer", *(["view"] if job.view_tier else [])]
-    bills = [bill(g, np.zeros(g.layers.shape, dtype=np.int64)).items for g in groups_of(kept)]
+    bills = [bill_of(g, np.zeros(g.layers.shape, dtype=np.int64)).items for g in groups_of(kept)]
     owned = [np.sum([of_group[item] for item in items], axis=0) for of_group in bills]
     return min(int(of_ranks.max(axis=1).min()) for of_ranks in owned)
 

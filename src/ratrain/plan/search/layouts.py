@@ -20,24 +20,14 @@ import numpy as np
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import Group, groups_of, no_group
-from ratrain.plan.layout.further_orders import WORTH_SPLIT, in_split_order, split_orders_tried
+from ratrain.plan.layout.orders import WORTH_SPLIT, in_split_order, split_orders_of_layout
 from ratrain.plan.layout.plan import Plan, group_of_plan, plan_of_row
 from ratrain.plan.price.bill import FORWARD
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.kind_speed import least_step_s, parts_of_cluster
 from ratrain.plan.price.trial import tried_out
-from ratrain.plan.search.effort import (
-    FILLED,
-    LAYOUTS_ALIKE,
-    LAYOUTS_MARGIN,
-    LAYOUTS_OPS,
-    LAYOUTS_SHOWN,
-    LAYOUTS_SPLIT,
-    REFINED,
-    SIMULATED,
-    SIMULATED_AT_LEAST,
-)
+from ratrain.plan.search import limits
 from ratrain.plan.search.tried import Tried, step_of
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
@@ -88,16 +78,17 @@ def search_layouts(job: JobSpec, progress: Progress | None = None) -> Search:
         raise no_group(job)
     check_s = time.perf_counter() - began
     ranked = _ranked(checked)
-    refined = [_refined(checked_group, row) for _, checked_group, row in ranked[:REFINED]]
+    refined = [_refined(checked_group, row) for _, checked_group, row in ranked[: limits.REFINED]]
     rows = sorted(
-        [*refined, *ranked[: 4 * SIMULATED]], key=lambda entry: (entry[0], len(entry[1].group))
+        [*refined, *ranked[: 4 * limits.SIMULATED]],
+        key=lambda entry: (entry[0], len(entry[1].group)),
     )
     simulated = sorted(_simulated(rows, progress), key=step_of)
     simulated = sorted([*_split(rows, simulated), *simulated], key=step_of)
     gaps = [abs(tried.gap) for tried in simulated]
     return Search(
         job,
-        tuple(simulated[:LAYOUTS_SHOWN]),
+        tuple(simulated[: limits.LAYOUTS_SHOWN]),
         len(simulated),
         sum(gaps) / max(len(gaps), 1),
         checked,
@@ -143,7 +134,7 @@ def _all_devices_s(checked: Sequence[Checked], tried: Sequence[Tried]) -> float 
             for row in (int(times.argmin()),)
         ]
         rows.sort(key=lambda entry: entry[0])
-        whole = [plan.step_s for plan in islice(_simulated(rows, None), SIMULATED_AT_LEAST)]
+        whole = [plan.step_s for plan in islice(_simulated(rows, None), limits.SIMULATED_AT_LEAST)]
     return min(whole, default=None)
 
 
@@ -162,7 +153,7 @@ def _ranked(checked: tuple[Checked, ...]) -> list[Entry]:
     first = np.cumsum([0, *(len(group.group) for group in checked)])
     ranked: list[Entry] = []
     seen: set[object] = set()
-    order: list[int] = np.argsort(times, kind="stable")[: 40 * SIMULATED].tolist()
+    order: list[int] = np.argsort(times, kind="stable")[: 40 * limits.SIMULATED].tolist()
     for place in order:
         if not np.isfinite(times[place]):
             break
@@ -232,15 +223,17 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
     seen: set[object] = set()
     alike: Counter[object] = Counter()
     if progress is not None:
-        progress(0, SIMULATED)
+        progress(0, limits.SIMULATED)
     for estimate_s, checked, row in rows:
-        enough = count >= SIMULATED or (count >= SIMULATED_AT_LEAST and done > LAYOUTS_OPS)
-        if enough or (count and estimate_s > LAYOUTS_MARGIN * best):
+        enough = count >= limits.SIMULATED or (
+            count >= limits.SIMULATED_AT_LEAST and done > limits.LAYOUTS_OPS
+        )
+        if enough or (count and estimate_s > limits.LAYOUTS_MARGIN * best):
             break
         key = _same_program(checked, row)
         group = checked.group
         family = replace(group.layout, layers="equal"), group.job.batch.micro_batch
-        if key in seen or alike[family] >= LAYOUTS_ALIKE:
+        if key in seen or alike[family] >= limits.LAYOUTS_ALIKE:
             continue
         seen.add(key)
         alike[family] += 1
@@ -248,7 +241,7 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
         tried, ops = _tried(plan, estimate_s)
         done, count = done + ops, count + 1
         if progress is not None:
-            progress(count, SIMULATED)
+            progress(count, limits.SIMULATED)
         if tried is not None:
             best = min(best, tried.step_s)
             yield tried
@@ -274,7 +267,7 @@ def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]
     for entry in rows:
         _, checked, row = entry
         key = _same_program(checked, row)
-        if len(seen) >= LAYOUTS_SPLIT:
+        if len(seen) >= limits.LAYOUTS_SPLIT:
             return
         if key in seen or _filled_s(entry) > best_s:
             continue
@@ -293,13 +286,13 @@ def _filled_s(entry: Entry) -> float:
     """About what a row's step takes where weight gradients fill the waits of its pipeline."""
     estimate_s, checked, _ = entry
     waits, micro_batches = checked.group.layout.pipeline - 1, checked.group.micro_batches
-    return estimate_s * (1 - FILLED * waits / (micro_batches + waits))
+    return estimate_s * (1 - limits.FILLED * waits / (micro_batches + waits))
 
 
 def _in_split_orders(plan: Plan) -> Iterator[Plan]:
     """A plan in each order that splits backward and may be tried on it."""
     if any(mode.again for mode in plan.alike.recovery):
         return
-    for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
+    for name in split_orders_of_layout(plan.job, plan.strategy, plan.layout):
         strategy = replace(plan.strategy, skeleton=name)
         yield replace(plan, job=in_split_order(plan.job, name), strategy=strategy)

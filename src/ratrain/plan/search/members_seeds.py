@@ -31,15 +31,7 @@ from ratrain.plan.draft.space import Side, Space, StageMembers
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, divisions_of, divisors_of
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search.effort import (
-    FEW_SPREADS,
-    FEWEST,
-    MEMBERS_SEEDS,
-    MOST_REPLICAS,
-    PIPELINES_KEPT,
-    SETS_KEPT,
-    SPREADS,
-)
+from ratrain.plan.search import limits
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
 
@@ -63,7 +55,7 @@ def members_seeds(space: Space, bar_s: float) -> Iterator[Draft]:
         ideas = [(idea, of_size) for of_size in every for idea in of_size.best(bar_s)]
         for sort in {idea.sort for idea, _ in ideas}:
             of_sort = (each for each in ideas if each[0].sort == sort)
-            best = nsmallest(MEMBERS_SEEDS, of_sort, key=lambda each: each[0].time_s)
+            best = nsmallest(limits.MEMBERS_SEEDS, of_sort, key=lambda each: each[0].time_s)
             yield from filter(None, (of_size.draft(idea) for idea, of_size in best))
         if not any(of_size.memory_binds for of_size in every):
             return
@@ -108,7 +100,7 @@ class Ideas:
         library: list[_Pipeline] = []
         for posts in _every_posts(self._stages):
             kept = self._of_posts(posts, bar_s)
-            library += kept[:PIPELINES_KEPT]
+            library += kept[: limits.PIPELINES_KEPT]
             sort = 0 if self._is_plain(posts) else 1
             for pipeline in kept:
                 time_s = self._batches * pipeline.slot_s + pipeline.ramp_s
@@ -144,7 +136,7 @@ class Ideas:
         if self._rate_of(posts) + of_rest < self._batches / bar_s:
             return []
         maker = self._alone if is_whole else self._beside
-        most = SPREADS if self._is_plain(posts) else FEW_SPREADS
+        most = limits.SPREADS if self._is_plain(posts) else limits.FEW_SPREADS
         every: list[_Pipeline] = []
         layers = self._stages.job.model.spec.layers
         for shapes in _spreads(posts, layers, most):
@@ -157,7 +149,7 @@ class Ideas:
                 every.append(_Pipeline(quick.slot_s, quick.ramp_s, posted, holders, used))
         share = self._batches * self._rate(used) / self._rate(self._counts)
         every.sort(key=lambda pipeline: share * pipeline.slot_s + pipeline.ramp_s)
-        return every if is_whole else every[: 2 * PIPELINES_KEPT]
+        return every if is_whole else every[: 2 * limits.PIPELINES_KEPT]
 
     def _held(
         self, shapes: tuple[Shape, ...], rest: Used, maker: MembersParts
@@ -200,11 +192,11 @@ class Ideas:
             return
         table = _Table(shared, self._counts, self._rate)
         sets = [(number,) for number in range(len(shared))]
-        for _ in range(MOST_REPLICAS - 1):
+        for _ in range(limits.MOST_REPLICAS - 1):
             longer = [
                 made for chosen in sets for made in table.longer(chosen, self._batches, bar_s)
             ]
-            sets = [chosen for _, chosen in nsmallest(SETS_KEPT, longer)]
+            sets = [chosen for _, chosen in nsmallest(limits.SETS_KEPT, longer)]
             for chosen in sets:
                 pipelines = [shared[number] for number in chosen]
                 time_s = _level_s(self._batches, pipelines)
@@ -249,7 +241,7 @@ def _level_s(batches: int, chosen: Sequence[_Pipeline]) -> float:
 def _every_posts(stages: Stages) -> Iterator[Posts]:
     """Posts on any numbers of devices, all devices first."""
     counts = [len(pool.devices) for pool in stages.pools]
-    any_number = sum(counts) <= FEWEST
+    any_number = sum(counts) <= limits.FEWEST
     of_pools = [
         list(_posts_of(number, tensor_degrees(stages.job, pool), len(pool.devices), any_number))
         for number, pool in enumerate(stages.pools)

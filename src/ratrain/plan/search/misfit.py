@@ -15,12 +15,12 @@ from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import MODES, Plan, plan_of_row
 from ratrain.plan.layout.tiers import leaner_jobs
-from ratrain.plan.price.bill import FORWARD, NONE, bill
+from ratrain.plan.price.bill import FORWARD, NONE, bill_of
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
-from ratrain.plan.search.effort import DOUBLINGS
 from ratrain.plan.search.fit import require_room
 from ratrain.plan.search.layouts import Checked, Progress, Search, search_layouts
+from ratrain.plan.search.limits import DOUBLINGS
 from ratrain.program.replicas import Recovery
 from ratrain.program.text.family_groups import takes
 
@@ -73,14 +73,14 @@ def _keeping(checked: Checked) -> Iterator[Checked]:
     if free and len(rows):
         kept = group.only(rows)
         recovery = np.full(kept.layers.shape, NONE, dtype=np.int64)
-        missing = (bill(kept, recovery).total - kept.budgets).max(axis=1)
+        missing = (bill_of(kept, recovery).total - kept.budgets).max(axis=1)
         yield Checked(kept, recovery, missing, estimate(kept, recovery).step_s)
 
 
 def misfit(checked: Checked, row: int, change: str) -> Misfit:
     """The `Misfit` of a row."""
     group = checked.group.only(np.array([row]))
-    billed = bill(group, checked.recovery[row : row + 1])
+    billed = bill_of(group, checked.recovery[row : row + 1])
     stage = int((billed.total[0] - group.budgets).argmax())
     items = {name: int(size[0, stage]) for name, size in billed.items.items()}
     item = max(items, key=lambda name: items[name])

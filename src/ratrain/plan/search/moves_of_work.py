@@ -6,14 +6,13 @@ from functools import lru_cache
 from itertools import pairwise, permutations, product
 from math import gcd
 
-from ratrain.plan.draft.aligned import cut_alike, moved_alike
+from ratrain.plan.draft.aligned import best_shares, cut_alike, in_best_sizes, moved_alike
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import layers_moved, recut
 from ratrain.plan.draft.pools import in_division
-from ratrain.plan.draft.shares import best_shares, in_best_sizes
 from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
 from ratrain.plan.layout.enumerate import divisions_of
-from ratrain.plan.search.effort import FULLEST, MOST_STAGES
+from ratrain.plan.search.limits import FULLEST, MOST_STAGES
 
 
 def a_micro_batch(space: Space, draft: Draft) -> Drafts:

@@ -22,19 +22,12 @@ from ratrain.plan.draft.space import of_plan
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.kind_speed import least_step_s
+from ratrain.plan.search import limits
 from ratrain.plan.search.drafts import DraftSearch, Progress
-from ratrain.plan.search.effort import (
-    DEVICES,
-    REORDERED,
-    REORDERED_MEMBERS,
-    RESIZED_LEAN,
-    RESIZED_PLANS,
-    effort_of,
-)
+from ratrain.plan.search.limits import effort_of
 from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MoveTried
-from ratrain.plan.search.sizes import in_other_sizes
-from ratrain.plan.search.split import LAYER_MAJOR, SPLIT, Reordered, Reordering
+from ratrain.plan.search.plan_moves import LAYER_MAJOR, SPLIT, Reordered, Reordering, improved
 from ratrain.plan.search.tried import Timed, step_of
 from ratrain.program.skeletons import SKELETONS
 
@@ -58,12 +51,12 @@ class UnequalSearch:
 def searchable(job: JobSpec) -> bool:
     """Whether plans of unlike replicas are searched for: few devices of unequal kinds, one stage on
     a device, every replica with every gradient of a step, and a job that allows them."""
-    return job.cluster.devices <= DEVICES and _has_unlike(job)
+    return job.cluster.devices <= limits.DEVICES and _has_unlike(job)
 
 
 def has_too_many(job: JobSpec) -> bool:
     """Whether they are not searched for because there are too many devices."""
-    return job.cluster.devices > DEVICES and _has_unlike(job)
+    return job.cluster.devices > limits.DEVICES and _has_unlike(job)
 
 
 def _has_unlike(job: JobSpec) -> bool:
@@ -140,10 +133,10 @@ def _least(known_s: float, plans: Sequence[Timed]) -> float:
 
 def _in_other_sizes(seeker: DraftSearch, plans: Sequence[Timed]) -> list[Timed]:
     """These plans, and the best of them with stages in micro-batches of their own sizes."""
-    begun = list(plans[:RESIZED_PLANS])
+    begun = list(plans[: limits.RESIZED_PLANS])
     if seeker.is_tight(begun):
-        begun += islice(_leaner(plans[RESIZED_PLANS - 1 :]), RESIZED_LEAN)
-    better = [faster for plan in begun for faster in in_other_sizes(plan, seeker.watch)]
+        begun += islice(_leaner(plans[limits.RESIZED_PLANS - 1 :]), limits.RESIZED_LEAN)
+    better = [faster for plan in begun for faster in improved(plan, seeker.watch)]
     return _fastest([*plans, *better])
 
 
@@ -169,7 +162,7 @@ def _in_orders(
     families = list({plan.draft.family: plan for plan in reversed(fit)}.values())
     of_members = [plan for plan in _fastest(families) if plan.draft.has_members]
     alone = [plan for plan in _fastest(families) if not plan.draft.has_members]
-    best = _fastest([*of_members[:REORDERED_MEMBERS], *alone[:REORDERED]])
+    best = _fastest([*of_members[: limits.REORDERED_MEMBERS], *alone[: limits.REORDERED]])
     begun = [plan for draft in starts if (plan := seeker.simulated_as(draft)) is not None]
     begun = [plan for plan in begun if order.names(plan.plan) and plan not in best]
     climbs = not seeker.effort.spares_programs

@@ -1,4 +1,6 @@
-"""Why a plan is as it is: memory against the budget, time, what binds, what came next."""
+"""Why a plan is as it is: memory against the budget, time, what binds, what came next, and the
+plans beside it.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +9,26 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from ratrain.describe.units import format_bytes, format_time
+from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.kinds import KindPart, kind_parts
+from ratrain.plan.case.kinds import KindPart, OnChip, kind_parts, sums_on_chip
 from ratrain.plan.case.layout_words import layout_json, plan_name
-from ratrain.plan.case.on_chip import OnChip, sums_on_chip
-from ratrain.plan.layout.further_orders import with_order_open
+from ratrain.plan.case.replicas_words import short_name
 from ratrain.plan.layout.other_clusters import kinds_of
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.search.added import Added, added_hosts
-from ratrain.plan.search.every_plan import EveryPlan
+from ratrain.plan.search.every_plan import EveryPlan, with_order_open
 from ratrain.plan.search.misfit import Misfit, misfits
-from ratrain.plan.search.speedup import Speedup, Watch, speedup_of, unwatched
+from ratrain.plan.search.moves import MoveTried
+from ratrain.plan.search.other_devices import (
+    Added,
+    Speedup,
+    Watch,
+    added_hosts,
+    speedup_of,
+    unwatched,
+)
+from ratrain.plan.search.plan_moves import plan_moves_of
+from ratrain.plan.search.tried import Timed
 from ratrain.plan.words.averages import Period, periods, periods_text
 from ratrain.plan.words.explain_kinds import (
     added_json,
@@ -26,13 +36,20 @@ from ratrain.plan.words.explain_kinds import (
     gain_words,
     kinds_json,
     kinds_text,
+    on_chip_json,
+    on_chip_text,
     speedup_json,
     speedup_text,
 )
-from ratrain.plan.words.explain_on_chip import on_chip_json, on_chip_text
-from ratrain.plan.words.explain_others import others_text
-from ratrain.plan.words.tables import WIDTH, search_json, wrapped
-from ratrain.plan.words.unequal import unequal_json
+from ratrain.plan.words.planned import (
+    WIDTH,
+    move_json,
+    search_json,
+    table,
+    table_lines,
+    unequal_json,
+    wrapped,
+)
 from ratrain.program.bounds import PeakBound
 from ratrain.program.kind import Waiting
 from ratrain.program.text.awaited import AWAITED
@@ -40,6 +57,103 @@ from ratrain.program.text.family_groups import group_name, grouped, takes
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
+
+SHOWN = 6
+"""Plans of each sort."""
+ALIKE = 5e-4
+"""Steps that differ by less of one are called equal."""
+
+
+def others_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]:
+    """How the plan stands among those that the planner found, and these."""
+    yield from _unequal_text(subject, step_s, known)
+    moves = known.unequal.moves if known.unequal is not None else ()
+    yield from moves_text("One change more of the best plan, at the grain of stages:", moves)
+    alike, uneven = known.alike, not subject.is_layout
+    if alike is None:
+        yield "The planner knows no layout of this job that takes all of its devices."
+        return
+    if not alike.tried:
+        yield "None of the configurations that the planner tried for this job fits."
+        return
+    best = "the best plan with identical replicas" if known.unequal else "the best plan found"
+    best_s = alike.best.step_s
+    if step_s > best_s * (1 + ALIKE):
+        yield f"This plan is {100 * (step_s / best_s - 1):.1f} % slower than {best}:"
+    elif step_s < best_s * (1 - ALIKE):
+        yield f"This plan takes {100 * (1 - step_s / best_s):.1f} % less time than {best}:"
+    elif uneven or known.unequal:
+        yield "Plans with identical replicas, and how much slower than their best they are:"
+    else:
+        yield "Plans that were simulated, and how much slower they are:"
+    yield from table(alike.tried[:SHOWN])
+
+
+def _unequal_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]:
+    """The plans whose stages or replicas differ, beside the plan itself."""
+    if known.unequal is None:
+        return
+    itself = "" if subject.is_layout else Case(subject).short_name
+    others = [
+        plan
+        for plan in (*known.unequal.trainable, *known.unequal.others)
+        if abs(plan.step_s / step_s - 1) > 1e-9 or short_name(plan.plan) != itself
+    ]
+    if not others:
+        words = "No plan" if subject.is_layout else "No other plan"
+        yield f"{words} whose stages or replicas differ is faster than identical replicas."
+        yield ""
+        return
+    faster = sum(plan.step_s < step_s * (1 - ALIKE) for plan in others)
+    if faster:
+        yield f"{counted(faster, 'plan')} whose stages or replicas differ would be faster:"
+    else:
+        least = min(others, key=lambda plan: plan.step_s)
+        yield from wrapped(
+            f"The runner-up whose stages or replicas differ takes {_more(least.step_s, step_s)}:"
+        )
+    yield from _table(sorted(others, key=lambda plan: plan.step_s), step_s)
+    yield ""
+
+
+def moves_text(title: str, moves: Sequence[MoveTried]) -> Iterator[str]:
+    """What each move of the search would make of a plan."""
+    if not moves:
+        return
+    yield title
+    columns = ("plans", True), ("best", True), ("step", True), ("move: what changes", False)
+    yield from table_lines(columns, [_move_row(move) for move in moves])
+    yield ""
+
+
+def _move_row(move: MoveTried) -> tuple[str, str, str, str]:
+    words = f"{move.name}: {move.words}"
+    if move.best_s is None:
+        return str(move.drafts), "-", "-", words
+    more = 100 * (move.best_s / move.step_s - 1)
+    return str(move.drafts), f"{more:+.2f} %", format_time(move.best_s), words
+
+
+def _table(plans: list[Timed], step_s: float) -> list[str]:
+    columns = ("step", True), ("than\nthis", True), ("memory", True), ("replicas; levels", False)
+    different = dict.fromkeys(_row(plan, step_s) for plan in plans)  # what reads the same once
+    return table_lines(columns, list(different)[:SHOWN])
+
+
+def _row(plan: Timed, step_s: float) -> tuple[str, str, str, str]:
+    only = "" if not plan.refusals else "; only simulated"
+    return (
+        format_time(plan.step_s),
+        f"{round(100 * (plan.step_s / step_s - 1), 2) + 0.0:+.2f} %",
+        format_bytes(plan.bound_bytes),
+        f"{short_name(plan.plan)}; sharding {plan.plan.mode.sharding}{only}",
+    )
+
+
+def _more(other_s: float, step_s: float) -> str:
+    more = other_s / step_s - 1
+    return "as much time" if abs(more) < ALIKE else f"{100 * more:.1f} % more time"
+
 
 NEAR = 3
 """Rejected configurations shown."""
@@ -75,6 +189,7 @@ class Explanation:
     added: tuple[Added, ...]
     on_chip: OnChip | None  # where tensor groups are inside chips whose network is known
     periods: tuple[Period, ...]  # where replicas average their weights
+    moves: tuple[MoveTried, ...]  # what each move of whole plans would make of it
 
     @property
     def bounds(self) -> tuple[PeakBound, ...]:
@@ -93,7 +208,7 @@ class Explanation:
         return min(steps)
 
 
-def explain(subject: Plan, known: EveryPlan, watch: Watch = unwatched) -> Explanation:
+def explanation_of(subject: Plan, known: EveryPlan, watch: Watch = unwatched) -> Explanation:
     """The `Explanation` of a plan: proved and simulated in full, then taken apart by kind of
     device, and planned without and with more of each. `watch` shows what takes its time."""
     case = Case(subject)
@@ -110,7 +225,13 @@ def explain(subject: Plan, known: EveryPlan, watch: Watch = unwatched) -> Explan
         added_hosts(asked, watch),
         sums_on_chip(case),
         periods(subject),
+        plan_moves_of(subject, simulation.step_time_s),
     )
+
+
+def _made(moves: Iterable[MoveTried]) -> list[MoveTried]:
+    """Those that make any plan."""
+    return [move for move in moves if move.drafts]
 
 
 def _budget_of(simulation: Simulation, rank: int) -> int:
@@ -175,6 +296,7 @@ def explanation_text(explained: Explanation) -> list[str]:
         kinds_text(explained.kinds, step_s),
         speedup_text(explained.speedup) if explained.speedup is not None else (),
         added_text(explained.added, explained.fastest_s),
+        list(moves_text("One change of this plan, simulated whole:", _made(explained.moves)))[:-1],
         others_text(explained.subject, step_s, explained.known),
         _misfits(explained),
     ]
@@ -311,6 +433,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
         "kinds": kinds_json(explained.kinds, simulation.step_time_s),
         "speedup": speedup_json(explained.speedup),
         "added": added_json(explained.added),
+        "moves": list(map(move_json, explained.moves)),
         "search": search_json(layouts, 24) if layouts is not None and layouts.tried else None,
         "unequal": unequal_json(explained.known.unequal, 24),
         "rejected": [

@@ -1,4 +1,5 @@
-"""What a plan of several kinds of device has to say of each, in words and as JSON."""
+"""What a plan has to say of each kind of its devices, and of sums inside a chip, in words and as
+JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +11,10 @@ from typing import Any
 from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
-from ratrain.plan.search.added import Added
-from ratrain.plan.search.speedup import DEFINITION, Alone, Speedup
+from ratrain.plan.case.kinds import FASTER, NOTABLE, RING, KindPart, OnChip, Place, WhatIf
+from ratrain.plan.search.other_devices import DEFINITION, Added, Alone, Speedup
 from ratrain.plan.search.tried import Tried
-from ratrain.plan.words.tables import WIDTH, table_lines, wrapped
+from ratrain.plan.words.planned import WIDTH, table_lines, wrapped
 
 _PLAN = "plan; activations"
 _UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -318,3 +318,35 @@ def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
 
 def _plan_json(found: Tried | None) -> dict[str, Any] | None:
     return None if found is None else Case(found.plan).found_json()
+
+
+_WAYS = {
+    "hardware": "reduction and multicast in the network",
+    "software": "trees of messages",
+    RING: "a ring over the link",
+}
+
+
+def on_chip_text(found: OnChip, step_s: float) -> Iterator[str]:
+    """A line for each way."""
+    network = found.network
+    yield from wrapped(
+        f"Inside a chip ({network.columns} x {network.rows} devices, {network.clock_ghz:g} GHz) "
+        f"a sum of {format_bytes(found.size_bytes)} over {found.devices} devices takes, by"
+    )
+    for way in found.ways:
+        change = 100 * (way.step_time_s / step_s - 1)
+        step = f"a step {format_time(way.step_time_s)}"
+        then = "as planned" if way.used else f"{change:+.2f} %"
+        yield f"  {_WAYS[way.by]:<36}{format_time(way.sum_s):>9}, {step}, {then}"
+
+
+def on_chip_json(found: OnChip | None) -> dict[str, Any] | None:
+    """The same figures; None: no sums are inside chips whose network is known."""
+    if found is None:
+        return None
+    return {
+        "devices": found.devices,
+        "size_bytes": found.size_bytes,
+        "ways": [asdict(way) for way in found.ways],
+    }

@@ -8,21 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.plan import (
-    NEAR,
-    Case,
-    Checked,
-    KindPart,
-    Misfit,
-    Plan,
-    Search,
-    Tried,
-    binding,
-    binding_words,
-    busy_words,
-    misfits,
-    plan_of_row,
-)
+from ratrain.plan import Case, Plan
+from ratrain.plan.case import KindPart
+from ratrain.plan.layout import plan_of_row
+from ratrain.plan.search import Checked, Misfit, Search, Tried, misfits
+from ratrain.plan.words import NEAR, binding, binding_words, busy_words
 from ratrain.program.text.family_groups import takes
 from ratrain.report.contents import Advice, Candidates, Point
 from ratrain.simulate.simulate import Simulation

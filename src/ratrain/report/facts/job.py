@@ -8,20 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan import (
-    Case,
-    Plan,
-    Search,
-    case_of_job,
-    kind_parts,
-    kinds_of,
-    load_job,
-    load_plan,
-    plan_of_file,
-    plan_of_job,
-    search_layouts,
-    searched,
-)
+from ratrain.plan import Case, Plan, case_of_job, load_job, load_plan, plan_of_file
+from ratrain.plan.case import kind_parts
+from ratrain.plan.layout import kinds_of
+from ratrain.plan.search import Search, plan_of_job, search_layouts, searched
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.report.contents import (

@@ -15,16 +15,11 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_job
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan import (
-    Case,
-    Standing,
-    costs_of,
-    load_job,
-    place,
-    plan_of_setup,
-    search_layouts,
-    strategy_of,
-)
+from ratrain.plan import Case, load_job
+from ratrain.plan.case import Standing
+from ratrain.plan.layout import place, plan_of_setup, strategy_of
+from ratrain.plan.price import costs_of
+from ratrain.plan.search import search_layouts
 from ratrain.program.program import Program
 from ratrain.report.contents import Advice, Candidates, Times
 from ratrain.report.facts.candidates import advice_of, candidates_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ratrain.describe.cluster import Link
 from ratrain.describe.ranges import write_ranges
 from ratrain.describe.units import format_bytes_rate, format_time
-from ratrain.plan import Standing
+from ratrain.plan.case import Standing
 from ratrain.program.replicas import Member, Recovery, Replica
 from ratrain.program.setup import Setup
 from ratrain.report.contents import Card, Chain, IdleDevices, PlanPicture

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from ratrain.cost.algorithms import AUTO, DIRECT
 from ratrain.cost.exchanges import exchange_of, order_words
-from ratrain.plan import Case, widened
+from ratrain.plan import Case
+from ratrain.plan.layout import widened
 from ratrain.runtime.seats import Seats, holders_of
 
 

@@ -14,15 +14,9 @@ from ratrain.describe.program_keys import PROGRAM_KEYS
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.models.division import check_divides
-from ratrain.plan import (
-    Case,
-    Progress,
-    case_of_job,
-    load_job,
-    load_plan,
-    peaks_in_words,
-    plan_of_file,
-)
+from ratrain.plan import Case, case_of_job, load_job, load_plan, plan_of_file
+from ratrain.plan.search import Progress
+from ratrain.plan.words import peaks_in_words
 from ratrain.program.bounds import PeakBound
 from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program

@@ -81,6 +81,8 @@ SLOWER_MARGIN = 1.05
 take larger micro-batches."""
 MOVES_SHOWN = 6
 """What a move makes of the plan that is taken: so many are timed, those of the least estimate."""
+MOVES_OPS = 20_000
+"""Ops of compute of a step up to which `explain` tries moves of whole plans."""
 LEAST_GAIN = 1e-6
 """Part of a step that a change must save, as simulated whole."""
 LONG_GAIN = 1e-4
