@@ -68,6 +68,23 @@ def test_no_step_is_lost_where_replicas_hold_the_same(rank: int, tmp_path: Path)
     assert STEPS <= len(folder.metrics.read_text().splitlines()) <= STEPS + 1
 
 
+@pytest.mark.parametrize("sharding", [1, 2, 3])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_no_step_is_lost_where_each_part_has_a_mirror(
+    sharding: int, rank: int, tmp_path: Path
+) -> None:
+    setting = replace(REPLICAS, sharding=sharding, mirror=True)
+    whole = made(tmp_path / "whole", replace(setting, mirror=None))
+    start(whole)
+    folder = made(tmp_path / "disturbed", setting)
+    disturbed(folder, rank, step=random.Random(rank * 3 + sharding).randrange(5, 30))
+    assert "from what the survivors hold" in notes(folder)
+    assert saved_steps(folder) == [STEPS]
+    assert loss_bits(folder) == loss_bits(whole)
+    assert_same_end(folder, whole)
+    assert STEPS <= len(folder.metrics.read_text().splitlines()) <= STEPS + 1
+
+
 def test_sharded_states_are_read_from_the_checkpoint_by_the_same_processes(tmp_path: Path) -> None:
     setting = replace(REPLICAS, sharding=1, every=4)
     whole = made(tmp_path / "whole", setting)

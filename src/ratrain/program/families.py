@@ -262,6 +262,11 @@ def _outer(s: Sizing) -> Ints:
     return copies * s.owned(s.of("copy_bytes")) * s.units.averaged
 
 
+def _mirror(s: Sizing) -> Ints:
+    """A buddy's master weights and moments, as much as the rank owns itself."""
+    return s.shared(s.of("mirror_bytes")) * s.units.reduced if s.setup.mirrored else NO_STATES
+
+
 # ---- what a step makes and frees --------------------------------------------------------
 
 
@@ -276,6 +281,10 @@ def _gradient_slot(s: Sizing) -> list[list[int]]:
 
 def _shard(s: Sizing) -> Ints:
     return s.shared(s.of("gradient_bytes"))
+
+
+def _mirror_gradient(s: Sizing) -> Ints:
+    return _shard(s) * s.units.reduced if s.setup.mirrored else NO_STATES
 
 
 def _input(s: Sizing) -> Ints:
@@ -394,6 +403,8 @@ declare_family("gathered", Per.RANK_SLOT, _gathered, persistent=True)
 declare_family("residual", Per.UNIT, _residual, persistent=True)
 declare_family("residual_next", Per.UNIT, _residual_next, persistent=True)
 declare_family("outer", Per.UNIT, _outer, persistent=True)
+declare_family("mirror", Per.UNIT, _mirror, persistent=True, tier=HOST)
+declare_family("mirror_gradient", Per.UNIT, _mirror_gradient, tier=HOST)
 declare_family("partial", Per.RANK_SLOT, _partial, persistent=True)
 declare_family("partialb", Per.RANK_SLOT, _partialb, persistent=True)
 declare_family("gradient", Per.UNIT, _gradient)

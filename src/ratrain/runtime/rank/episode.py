@@ -126,7 +126,7 @@ class Episode:
         )
         self._network = network
         self._closing.callback(network.close)
-        kept, process.kept = process.kept, NOTHING
+        kept, process.kept = process.kept.at(live.step) if live else NOTHING, NOTHING
         reader = live and LiveReader(live, rank, kept, links)
         del kept
         telling = Telling(context, self._began_s)

@@ -294,12 +294,14 @@ def _compute(measured: _Measured) -> dict[Cost, Work]:
     def column(read: Callable[[UnitTimes], float]) -> Floats:
         return measured.column(read) + measured.between_s
 
+    updated = replace(fixed_work(update_s), interrupt_s=update_s * measured.beside)
     return {
         Cost.FORWARD: fixed_work(column(lambda t: t.forward_s)),
         Cost.BACKWARD: fixed_work(column(lambda t: t.backward_s)),
         Cost.INPUT_GRADIENT: fixed_work(column(lambda t: t.input_gradient_s)),
         Cost.WEIGHT_GRADIENT: fixed_work(column(lambda t: t.weight_gradient_s)),
-        Cost.UPDATE: replace(fixed_work(update_s), interrupt_s=update_s * measured.beside),
+        Cost.UPDATE: updated,
+        Cost.MIRROR_UPDATE: updated,
     }
 
 
@@ -400,6 +402,9 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     return {
         Cost.REDUCE: reduced,
         Cost.GATHER: gathered,
+        Cost.MIRROR: measured.collective(gradient_bytes / holders)
+        if holders.max() > 1
+        else averaged,
         Cost.AVERAGE: averaged,
         Cost.TIE: tied,
         Cost.NORM: fixed_work(measured.zero + measured.exchange_s),
