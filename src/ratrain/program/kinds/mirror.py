@@ -11,7 +11,7 @@ def _send_gradient(b: Binding, ops: Ops) -> None:
     """MirrorGradient: the own part of a reduced gradient in, which leaves for the buddy; out comes
     the part of the rank whose buddy this one is."""
     b.reads(ops, b.reduced(ops))
-    b.writes(ops, b.of_unit("mirror_gradient", ops))
+    b.writes(ops, b.lasting("mirror_gradient", ops).next())
 
 
 def _commit(b: Binding, ops: Ops) -> None:
@@ -20,16 +20,15 @@ def _commit(b: Binding, ops: Ops) -> None:
     ops = b.with_trained_units(ops)
     b.reads(ops, b.reduced(ops))
     mirrored = ops.where(b.unit.reduced[ops.unit])
-    b.reads(mirrored, b.of_unit("mirror_gradient", mirrored))
+    b.reads(mirrored, b.lasting("mirror_gradient", mirrored).next())
 
 
 def _update(b: Binding, ops: Ops) -> None:
     """MirrorUpdate: the gradient and the states of the buddy in; its new states out over them."""
-    gradient, states = b.of_unit("mirror_gradient", ops), b.lasting("mirror", ops)
-    b.reads(ops, gradient)
+    states = b.lasting("mirror", ops)
+    b.reads(ops, b.lasting("mirror_gradient", ops).next())
     b.reads(ops, states)
     b.writes(ops, states.next())
-    b.frees(ops, gradient)
 
 
 declare(
@@ -41,6 +40,7 @@ declare(
     cost=Cost.MIRROR,
     method="mirror_gradient",
     needs_whole_gradient=True,
+    renews=("mirror_gradient",),
 )
 declare(
     "Commit",

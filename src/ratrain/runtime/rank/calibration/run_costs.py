@@ -360,7 +360,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     holders = units.peers if sites else units.holders
     elements = measured.column(lambda t: t.elements)
     gradient_bytes = elements * element_bytes.gradient
-    reduced = gathered = averaged = fixed_work(measured.zero)
+    reduced = gathered = averaged = mirrored = fixed_work(measured.zero)
     setup = measured.setup
     each_bytes = 2 if setup.narrow_averages else 4 if setup.averages.by_turns else None
     each_bytes = each_bytes or element_bytes.saved
@@ -376,6 +376,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         reduced = measured.collective(reduced_bytes)
         if buckets is not None:
             reduced = replace(reduced, fixed_s=reduced.fixed_s * 2 * buckets)
+        mirrored = measured.collective(gradient_bytes / holders)
         averaged = measured.collective(2 * each_bytes * elements * others)
         narrowing_s = measured.column(lambda t: t.narrowing_s)
         reduced = replace(
@@ -402,9 +403,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     return {
         Cost.REDUCE: reduced,
         Cost.GATHER: gathered,
-        Cost.MIRROR: measured.collective(gradient_bytes / holders)
-        if holders.max() > 1
-        else averaged,
+        Cost.MIRROR: mirrored,
         Cost.AVERAGE: averaged,
         Cost.TIE: tied,
         Cost.NORM: fixed_work(measured.zero + measured.exchange_s),
