@@ -26,6 +26,7 @@ SETTINGS = {
     "weights": replace(BASE, sharding=3, clip_norm=0.1),
     "two replicas": replace(BASE, data=2, sequences=4, sharding=2, clip_norm=0.1),
     "pipelines": replace(BASE, data=2, pipeline=2, sequences=8, sharding=1),
+    "nothing sharded": replace(BASE, data=2, pipeline=2, sequences=8, sharding=0),
     "tied": replace(BASE, clip_norm=0.1, model=(("tie_word_embeddings", True),)),
 }
 AFTER = {name: replace(s, data=s.data - 1, sharding=0) for name, s in SETTINGS.items()}

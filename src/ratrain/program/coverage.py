@@ -65,7 +65,8 @@ def unmirrored(table: Table) -> Iterator[tuple[int, int, str]]:
         _ops(table, [family in kind.renews for kind in kinds()]) for family in (TRAINED, "mirror")
     )
     counts = np.bincount(table.unit[mirrors], minlength=len(units.rank))
-    for g in np.flatnonzero(units.reduced & (counts != setup.period)).tolist():
+    wanted = units.reduced & (setup.sharding > 0)
+    for g in np.flatnonzero(wanted & (counts != setup.period)).tolist():
         yield g, -1, f"is mirrored {counts[g]} times in a period of {setup.period}"
     commits = table.is_any(Kind.Commit)
     committed = np.full((setup.period, setup.ranks), len(table), dtype=np.int64)

@@ -91,6 +91,11 @@ class Sizing:
         """Level 3: units whose view exists only while it is used."""
         return self.units.shared & (self.setup.sharding == 3)
 
+    @cached_property
+    def mirrored(self) -> Bools:
+        """Units of which a buddy keeps what each owner has alone."""
+        return self.units.reduced & (self.setup.mirrored and self.setup.sharding > 0)
+
     def shared(self, size_bytes: Ints) -> Ints:
         """An owner's part of a state that its unit's holders divide evenly, rounded up."""
         return -(-size_bytes // self.units.peers)
@@ -264,7 +269,7 @@ def _outer(s: Sizing) -> Ints:
 
 def _mirror(s: Sizing) -> Ints:
     """A buddy's master weights and moments, as much as the rank owns itself."""
-    return s.shared(s.of("mirror_bytes")) * s.units.reduced if s.setup.mirrored else NO_STATES
+    return s.shared(s.of("mirror_bytes")) * s.mirrored if s.mirrored.any() else NO_STATES
 
 
 # ---- what a step makes and frees --------------------------------------------------------
@@ -284,7 +289,7 @@ def _shard(s: Sizing) -> Ints:
 
 
 def _mirror_gradient(s: Sizing) -> Ints:
-    return _shard(s) * s.units.reduced if s.setup.mirrored else NO_STATES
+    return _shard(s) * s.mirrored if s.mirrored.any() else NO_STATES
 
 
 def _input(s: Sizing) -> Ints:

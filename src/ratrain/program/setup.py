@@ -206,6 +206,10 @@ class Setup:
         """Whether a unit's gradient needs a reduction."""
         return self.is_shared(name) and name not in self.frozen
 
+    def is_mirrored(self, name: str) -> bool:
+        """Whether a buddy keeps what each of a unit's owners has alone."""
+        return self.mirrored and self.sharding > 0 and self.is_reduced(name)
+
     @cached_property
     def reduces(self) -> bool:
         """Whether any gradient needs a reduction."""

@@ -19,7 +19,7 @@ def _commit(b: Binding, ops: Ops) -> None:
     finished without any one of them; until then nobody has changed a state."""
     ops = b.with_trained_units(ops)
     b.reads(ops, b.reduced(ops))
-    mirrored = ops.where(b.unit.reduced[ops.unit])
+    mirrored = ops.where(b.unit.reduced[ops.unit] & (b.setup.sharding > 0))
     b.reads(mirrored, b.lasting("mirror_gradient", mirrored).next())
 
 

@@ -21,12 +21,13 @@ def mirror(program: Program) -> Program:
     there is no moment at which a version is nowhere whole, and no copy of the states travels: a
     third of the bytes that they have. Costs those bytes on the links, one more update a parameter,
     the host memory of the states and of a gradient, and the overlap of updates with backwards, as
-    clipping does. A program that divides no states among ranks stays as it is: there each rank that
-    holds a unit has them all.
+    clipping does. Where states are not divided each rank that holds a unit has them all: there the
+    Commit is enough. A program of one replica stays as it is.
     """
     setup = program.setup
-    if not (setup.reduces and setup.sharding):
+    if not setup.reduces:
         return program
+    changed = replace(setup, mirrored=True)
 
     def sent(_rank: int, _lane: Lane, actions: Iterable[Action]) -> list[Action]:
         ordered = list(actions)
@@ -48,14 +49,13 @@ def mirror(program: Program) -> Program:
         mirrored = [
             ordered[at]._replace(kind=Kind.MirrorUpdate)
             for at in updates
-            if setup.is_reduced(_name(program, rank, ordered[at]))
+            if changed.is_mirrored(_name(program, rank, ordered[at]))
         ]
         commit = Action(Kind.Commit, first, 0, NONE)
         return [*ordered[:begin], commit, *ordered[begin:], *mirrored]
 
-    changed = replace(setup, mirrored=True)
-    made = program.edit("mirror", Lane.REDUCE, by=sent, setup=changed)
-    return made.edit("", Lane.UPDATE, by=updated)
+    made = program.edit("mirror", Lane.UPDATE, by=updated, setup=changed)
+    return made.edit("", Lane.REDUCE, by=sent) if setup.sharding else made
 
 
 def _reduces(action: Action) -> bool:

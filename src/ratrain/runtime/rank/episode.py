@@ -17,6 +17,7 @@ from ratrain.describe.model import config_hash
 from ratrain.devices import Device
 from ratrain.errors import RatrainError
 from ratrain.objects.client import close_stores
+from ratrain.program.promise import loss_words
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.kept_metrics import lost_steps
 from ratrain.runtime.rank.beginning import Together, begun, frozen_of
@@ -201,6 +202,8 @@ class Episode:
         before = best and (best.step, best.validation_loss)
         log.begin(run.first_step, context.spec.end_step, before)
         if process.orders is not None:
+            if rank == 0 and not self.number:
+                note(context, [f"restarts: {loss_words(context.program.setup)}"])
             process.orders.say(TRAINS)
         run.run()
         saver.arrived()

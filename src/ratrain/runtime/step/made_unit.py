@@ -13,6 +13,7 @@ from torch.nn import functional
 from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.describe.optimizers import Optimizer
+from ratrain.errors import SpecError
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
@@ -230,8 +231,14 @@ class _OfUnit:
 
     def _mirror(self) -> Mirror | None:
         """Another holder's part, where each has its own alone."""
-        if not (self._of.setup.mirrored and self._is_sharded and self._layout.size):
+        if not self._of.setup.is_mirrored(self._name):
             return None
+        if self._of.device.type != "cpu":
+            raise SpecError(
+                f"mirrors are updated by processors, which round otherwise than {self._of.device}",
+                place="[schedule] mirror",
+                fix="leave it out: after a loss the run goes on from the latest checkpoint",
+            )
         buddy, owner = buddies([self._of.hosts[rank] for rank in self._holders], self._place)
         begin, end = owned_range(self._padded, len(self._holders), owner)
         run = slice(begin, end)
