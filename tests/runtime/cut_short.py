@@ -20,6 +20,7 @@ from ratrain.devices import CPU
 from ratrain.errors import PeerDown
 from ratrain.plan import load_job
 from ratrain.program.kind import Kind, Lane
+from ratrain.program.program import Program
 from ratrain.readers.json import parse_json
 from ratrain.runtime.rank.live import Kept, LiveStates, live_states
 from ratrain.runtime.rank.trainer import Begin, RankRun
@@ -58,6 +59,12 @@ def prepared(setting: Setting) -> PreparedRun:
     job = write_job(folder, replace(setting, files=("none.txt",)))
     plan = write_plan(folder, setting)
     return prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
+
+
+def program_of(setting: Setting) -> Program:
+    program = prepared(setting).proved.program
+    assert isinstance(program, Program)
+    return program
 
 
 @dataclass
@@ -139,7 +146,7 @@ def _answer_one(network: SocketNetwork) -> None:
 
 
 def _rank_run(setting: Setting, of_run: PreparedRun, rank: int, network: SocketNetwork) -> RankRun:
-    spec, program = of_run.spec, of_run.proved.program
+    spec, program = of_run.spec, program_of(setting)
     job, seat = load_job(spec.job_path), spec.seats.seat(rank)
     begins, share = share_of(spec, program.setup, seat.data)
     size = spec.micro_batch_of(seat.data)

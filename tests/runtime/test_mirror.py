@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cut_short import Cut, States, agreed, ops_of, prepared, read_whole, run_cut
+from cut_short import Cut, States, agreed, ops_of, prepared, program_of, read_whole, run_cut
 from runs_made import Setting
 
 from ratrain.errors import SpecError
@@ -95,7 +95,7 @@ def test_ranks_that_cannot_know_whether_all_commit_find_out_together(name: str) 
 
 def without(lane: Lane, kind: Kind) -> list[str]:
     """What the verifier finds in a mirrored program that lacks one op of a kind."""
-    program = prepared(BASE).proved.program
+    program = program_of(BASE)
     (gone, *_) = [action for action in program.lane(0, lane) if action.kind is kind]
 
     def others(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
@@ -119,7 +119,7 @@ def test_an_update_ahead_of_the_commit_is_found() -> None:
         first, second, *others = actions
         return [second, first, *others]
 
-    program = prepared(BASE).proved.program.edit("", Lane.UPDATE, by=late)
+    program = program_of(BASE).edit("", Lane.UPDATE, by=late)
     findings = [f for f in verify(program).findings if f.rule is Rule.INCOMPLETE_SYNC]
     assert ["is updated before all ranks commit" in finding.message for finding in findings] == [
         True
@@ -127,7 +127,7 @@ def test_an_update_ahead_of_the_commit_is_found() -> None:
 
 
 def test_the_host_holds_what_a_buddy_owns_and_its_gradient() -> None:
-    verdict, program = prepared(BASE).verdict, prepared(BASE).proved.program
+    verdict, program = prepared(BASE).verdict, program_of(BASE)
     units = [unit for member in program.setup.members for unit in member.units]
     owned = [(-(-u.mirror_bytes // 3), -(-u.gradient_bytes // 3)) for u in units]
     assert all(u.mirror_bytes == 3 * u.gradient_bytes for u in units)  # of 4 bytes a parameter
