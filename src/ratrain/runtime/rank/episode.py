@@ -193,7 +193,7 @@ class Episode:
             network,
             state_after=run.ops.clipping.state_after,
             is_last=run.is_last,
-            require_owned=context.claim.require,
+            require_owned=telling.require_owned,
             saved=lambda step: log.say(f"saved {step_name(step)}"),
         )
         run.save_with(saver)

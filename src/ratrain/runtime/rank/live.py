@@ -155,13 +155,13 @@ def kept_of(
 class LiveStates:
     """What all survivors together hold of the version that the next episode begins with. `copies`:
     who reads which elements of what from whom, those of its own included; `reports`: what there is
-    of the step before, where no round of control has ended for it."""
+    of steps before it for which no round of control has ended."""
 
     step: int
     beside: Mapping[str, Any]
     degrees: Mapping[str, int]
     copies: Sequence[Copy]
-    reports: Round
+    reports: Mapping[int, Round]
 
     def needs(self, rank: int) -> list[Need]:
         """The connections that a rank needs to read from others, and to be read."""
@@ -202,7 +202,8 @@ def live_states(
         with suppress(SpecError):  # nobody has some of it: an older version may be complete
             wanted = copies(held, needed)
             beside = (of_rank["beside"].get(str(version)) for of_rank in told)
-            reports = _reports_of(version - 1, told)
+            steps = {int(step) for each in told for step in each.get("reports", ())}
+            reports = {step: _reports_of(step, told) for step in steps if step < version}
             return LiveStates(version, next(filter(None, beside)), degrees, wanted, reports)
     return None
 
