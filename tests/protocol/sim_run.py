@@ -1,9 +1,9 @@
 """A run on simulated hosts: the real protocol of launcher, hosts and ranks, on a simulated clock.
 
-Real are: who is taken for lost, when a run goes on and with whom (`Surviving`, `Hosts`); what a host
-does with its ranks (`Following`, `RankProcesses`); the episodes of a rank (`Episodes`); which version
-survivors go on from (`Kept`, `live_states`). Simulated: processes, connections, the steps themselves
-(meetings of all ranks, with a Commit and a round of control), planning, the disk that all share.
+Real are: who is taken for lost, when a run goes on and with whom (`Surviving`, `Hosts`); what a
+host does with its ranks (`Following`, `RankProcesses`); the episodes of a rank (`Episodes`); which
+version survivors go on from (`Kept`, `live_states`). Simulated: processes, connections, the steps
+themselves (meetings of all ranks, with a Commit and a round of control), planning, the disk.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.mirror import buddies
 
 STEPS, EVERY = 14, 4
-PATIENCE_S, JOINING_S = 30.0, 60.0
+PATIENCE_S, JOINING_S = 120.0, 60.0
 """How long a rank waits for a silent peer, once it trains and before."""
 ELEMENTS = 12
 """Of the model's one unit, which up to four ranks divide."""
@@ -84,13 +84,15 @@ class SimRun:
     def __init__(self, world: SimWorld, names: Collection[str], bugs: Bugs) -> None:
         self.world, self.bugs = world, bugs
         self.hosts = {name: Host(name) for name in names}
-        self.auditor = Auditor(world.say)
+        self.auditor = Auditor(world.say, STEPS)
         self.program = Program(0, tuple(names))
         self.meetings: dict[tuple[str, int], list[SimRank]] = {}
         self.checkpoints: dict[int, tuple[int, ...]] = {}
         self.status: int | None = None
         self.error: RatrainError | None = None
-        self.attempts = self.pids = 0
+        self.attempts = self.newest = self.pids = self.words = 0
+        self.strikes: dict[int, Callable[[Host], None]] = {}
+        """What happens to the host of a rank as it says so many words, of all that are said."""
 
     def launch(self, restarts: int) -> None:
         self.world.begin(lambda: self._launched(restarts), "launcher")
@@ -158,6 +160,7 @@ class SimRun:
 
     def heal(self, host: Host) -> None:
         """Power, network and processes are as before; what was under way arrives."""
+        self.auditor.struck(host.name, self.world.now_s())
         host.up, host.cut = True, False
         if host.hung:
             host.hung = False
@@ -229,7 +232,8 @@ class SimLine:
     def _begin(self, command: HostCommand) -> None:
         if self._host.answers and self.status is None:
             actor = self._run.world.begin(lambda: self._agent(command.episode), self._host.name)
-            self._host.actors.append(actor)
+            actor.group = self._host.actors
+            actor.group.append(actor)
 
     def _take(self, word: str) -> None:
         following = self._following
@@ -239,7 +243,8 @@ class SimLine:
             following.take(word)
         else:
             actor = self._run.world.begin(lambda: following.take(word), f"{self._host.name} takes")
-            self._host.actors.append(actor)
+            actor.group = self._host.actors
+            actor.group.append(actor)
 
     def _agent(self, episode: HostEpisode) -> None:
         """`ratrain launch RUN --host NAME`."""
@@ -401,7 +406,14 @@ class Attempt:
         self.shut: set[int] = set()  # ranks that have shut theirs themselves
 
     def say(self, name: str, rank: int, words: Any = True) -> None:
+        run = self.run
         self.said[name, rank] = words
+        run.words += 1
+        strike = run.strikes.pop(run.words, None)
+        if strike is not None:
+            run.world.after(0.0, lambda: strike(self.members[rank].process.host))
+        for member in self.members:
+            self.run.world.nudge(member.process.actor, self.run.world.delay_s(0.002))
 
     def hear(self, here: SimEpisode, name: str, ranks: Collection[int]) -> list[Any]:
         """What ranks have said; waits for it."""
@@ -465,11 +477,16 @@ class SimEpisode:
         if len(set(attempt.hear(self, "program", self._all))) > 1:
             raise RunFailed("ranks have different programs", place="run.json", fix="again")
         step = self._begun(attempt)
-        run.auditor.begins(attempt.number, self.rank, step, self._own, self._mirror)
+        run.auditor.begins(
+            attempt.number, self.rank, self.launch.world_size, step, (self._own, self._mirror)
+        )
         self._trains = True
         process.say(TRAINS)
         while step < STEPS:
-            world.sleep(0.15 + world.delay_s(0.3))
+            computed_s = world.now_s() + 0.15 + world.delay_s(0.3)
+            while world.now_s() < computed_s:  # op by op
+                self.require_not_called()
+                world.sleep(min(0.3, max(0.12, computed_s - world.now_s())))
             if self._step(attempt, step):
                 return False
             step += 1
@@ -561,12 +578,20 @@ class SimEpisode:
             histories = self._read(live, all_kept)
             self._own, self._mirror = histories
         if self.rank == 0:
-            lost = {id(m) for m in run.auditor.members} - {id(m) for m in attempt.members}
-            run.auditor.source(attempt.number, step, live is not None, len(lost))
+            run.newest = max(attempt.number, run.newest)
+            self._require_newest(attempt)
+            before = run.auditor.members
+            gone = {member.process.host.name for member in before if member not in attempt.members}
+            run.auditor.source(step, live=live is not None, gone=gone, ranks=len(before))
             run.auditor.members = list(attempt.members)
         attempt.say("read", self.rank)
         attempt.hear(self, "read", self._all)
         return step
+
+    def _require_newest(self, attempt: Attempt) -> None:
+        """As `attempt.Attempt`, which asks the folder."""
+        if attempt.number != self._run.newest and "old attempts write" not in self._run.bugs:
+            raise PeerDown("the run's ranks have met again without this one")
 
     def _divide(self, size: int) -> None:
         sizes, hosts = units(size), list(range(size))
@@ -600,8 +625,10 @@ class SimEpisode:
     def _step(self, attempt: Attempt, step: int) -> bool:
         """Whether the run stops behind it."""
         run, world, rank = self._run, self._run.world, self.rank
-        attempt.say(f"gradients {step}", rank)
-        attempt.hear(self, f"gradients {step}", self._all)
+        for other in self._all:  # one after another
+            attempt.say(f"gradients {step} {other}", rank)
+            world.sleep(world.delay_s(0.002))
+        attempt.hear(self, f"gradients {step} {rank}", self._all)
         self._in_doubt = True
         if "no commit" not in run.bugs:
             attempt.say(f"commit {step}", rank)
@@ -617,7 +644,8 @@ class SimEpisode:
         attempt.say(f"report {step}", rank, self._process.stops)
         if rank == 0:
             reports = attempt.hear(self, f"report {step}", self._all)
-            run.auditor.row(attempt.number, step, self._own)
+            self._require_newest(attempt)
+            run.auditor.row(attempt.number, step, self._own, world.now_s())
             for other in self._all:
                 attempt.say(f"round {step} {other}", 0, any(reports))
                 world.sleep(world.delay_s(0.002))
@@ -642,6 +670,7 @@ class SimEpisode:
         attempt.say(f"written {step}", self.rank, self._own)
         written = attempt.hear(self, f"written {step}", self._all)
         if self.rank == 0 and "names early" not in run.bugs:
+            self._require_newest(attempt)
             run.auditor.saved(step, dict(enumerate(written)), self.launch.world_size)
             run.checkpoints[step] = self._own
 

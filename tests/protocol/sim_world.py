@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from itertools import count
 
-LOOKS_S, AT_LEAST_EVERY_S = 0.11, 0.25
+LOOKS_S, AT_LEAST_EVERY_S = 0.11, 0.6
 """A sleep that is no longer is one of a loop that looks; such a loop looks so often at least."""
 
 
@@ -24,15 +24,23 @@ class Deadline(Exception):
     """Something still runs that should have ended."""
 
 
+def _closed() -> threading.Lock:
+    """What one thread waits for, and another releases: faster than a semaphore."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
 class Actor:
     """A thread of the simulation. `dies`: at its next turn; `raises`: that is raised there;
     `paused`: it has no turn until it is continued."""
 
     def __init__(self, world: SimWorld, work: Callable[[], None], name: str) -> None:
         self._world, self._work, self.name = world, work, name
-        self.go, self.turn = threading.Semaphore(0), 0
+        self.go, self.turn = _closed(), 0
         self.dies = self.paused = self.over = False
         self.raises: type[BaseException] | None = None
+        self.group: list[Actor] | None = None  # of its machine: what it begins belongs there too
         self.looks_from_s: float | None = None  # the next time, where it sleeps in such a loop
         self.look_s = 0.0
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -73,7 +81,7 @@ class Actor:
 class SimWorld:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.back = threading.Semaphore(0)
+        self.back = _closed()
         self.problems: list[BaseException] = []
         self.log: list[str] = []
         self._now_s = 0.0
@@ -101,6 +109,9 @@ class SimWorld:
 
     def begin(self, work: Callable[[], None], name: str) -> Actor:
         actor = Actor(self, work, name)
+        if self._current is not None and self._current.group is not None:
+            actor.group = self._current.group
+            actor.group.append(actor)
         self._actors.append(actor)
         actor.thread.start()
         self.wake(actor, 0.0)
@@ -173,7 +184,11 @@ class SimWorld:
     def _look(self) -> None:
         """Something has changed."""
         for actor in self._actors:
-            if actor.looks_from_s is not None and not actor.over:
-                at_s = max(actor.looks_from_s, self._now_s + self.random.random() * actor.look_s)
-                actor.looks_from_s = None
-                self.wake(actor, at_s - self._now_s)
+            self.nudge(actor)
+
+    def nudge(self, actor: Actor, time_s: float = 0.0) -> None:
+        """Something will have changed then, for an actor that looks whether something has."""
+        if actor.looks_from_s is not None and not actor.over:
+            soon_s = self._now_s + time_s + self.random.random() * actor.look_s
+            at_s, actor.looks_from_s = max(actor.looks_from_s, soon_s), None
+            self.wake(actor, at_s - self._now_s)

@@ -109,8 +109,9 @@ class RankProcesses:
 
     @property
     def train(self) -> bool:
-        """Whether the steps of all ranks have begun: they can be called back."""
-        return all(TRAINS in child.said for child in self._children)
+        """Whether the steps of all ranks that live have begun: they can be called back."""
+        living = [child for child in self._children if child.running] or self._children
+        return all(TRAINS in child.said for child in living)
 
     @property
     def waiting(self) -> int:

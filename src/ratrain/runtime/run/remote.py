@@ -14,7 +14,7 @@ import json
 import shlex
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import IO, Protocol
@@ -169,7 +169,7 @@ class Hosts:
             for shell in shells:
                 shell.look()
             failed = any(shell.failed for shell in shells)
-            trains = all(shell.trained for shell in shells)
+            trains = _train(shells)
             if failed and goes_on and trains and not self._asked.is_set():
                 return any(shell.running for shell in shells)
             if others.is_set() and trains and not failed and not self._asked.is_set():
@@ -184,6 +184,13 @@ class Hosts:
                 return False
             self._world.sleep(_LOOK_S if goes_on else _LOOK_EVERY_S)
         return False
+
+
+def _train(hosts: Collection[_Host]) -> bool:
+    """Whether those that are left can be called back: one that is lost may not have said so any
+    more."""
+    there = [host for host in hosts if host.running and not host.lost]
+    return bool(there) and all(host.trained for host in there)
 
 
 class Line(Protocol):
