@@ -63,6 +63,7 @@ def found(bugs: Bugs = NO_BUGS) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("bug", SIMULATED)
 def test_a_bug_in_what_ranks_do_is_found(bug: str) -> None:
     assert "seed" in found(Bugs(frozenset({bug})))
@@ -91,6 +92,7 @@ PLANTED: dict[str, tuple[type, str, Callable[..., object]]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_bug_in_the_real_protocol_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, instead = PLANTED[bug]
