@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "runtime")]
 
-from faulted import Failed, Outcome, run_seed
+from faulted import Failed, Outcome, run_seed  # noqa: E402
 
 
 def _one(seed: int) -> Outcome | str:
