@@ -10,7 +10,7 @@ History = tuple[int, ...]
 """The steps whose tokens are counted in a state, in order."""
 
 
-MOST_S = 90.0
+MOST_S = 120.0
 """From the last thing that happened to a host to the next step."""
 
 

@@ -94,6 +94,7 @@ def _strike(run: SimRun, host: Host, fault: str) -> None:
     elif fault == "stop":
         for process in host.ranks:
             process.stop()
+            world.after(PATIENCE_S + 40.0, process.goes_on)  # it may have nothing left to do
         # Others wait for it as long as the job says.
         run.auditor.changed_s = max(run.auditor.changed_s, world.now_s() + PATIENCE_S)
     elif fault == "power" and host.up:

@@ -339,6 +339,12 @@ class SimProcess:
         """SIGSTOP."""
         self.is_stopped = self.actor.paused = True
 
+    def goes_on(self) -> None:
+        """SIGCONT."""
+        self.is_stopped = False
+        if self._status is None:
+            self.actor.resume()
+
     def order(self, order: Order | str) -> None:
         self._run.world.after(0.001, lambda: self._ordered(order))
 
