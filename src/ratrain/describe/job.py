@@ -327,9 +327,14 @@ class JobSpec:
 
     @property
     def tiers(self) -> frozenset[str]:
-        """The memory tiers below the device in which anything waits."""
+        """The memory tiers below the device in which the job has anything."""
+        return self.tiers_moved | ({"host"} if self.schedule.mirror else set())
+
+    @property
+    def tiers_moved(self) -> frozenset[str]:
+        """Those in which anything waits, and comes back."""
         every = {self.optimizer_tier, self.view_tier, self.gradient_tier, self.activation_tier}
-        return frozenset(every - {""} | ({"host"} if self.schedule.mirror else set()))
+        return frozenset(every - {""})
 
     @property
     def collective(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +18,6 @@ from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import gradients_in, optimizer_words, own_words, travels
-from ratrain.program.promise import loss_words
 
 
 class InWords(ABC):
@@ -94,8 +92,7 @@ class InWords(ABC):
         yield from self._of.activations(plan)
         yield from travels(job, plan.idle_kinds)
         yield from optimizer_words(job)
-        if job.schedule.mirror:
-            yield f"mirrored: {loss_words(replace(plan.setup, mirrored=True))}"
+        yield from layout_words.mirror_words(plan)
         yield from own_words(job)
         yield from collective_words(self.settled_job, self._of.reducing_hosts(plan))
         yield from self._of.replicas(plan)

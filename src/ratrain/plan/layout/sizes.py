@@ -198,7 +198,7 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     away = [words.format(TIER_WORDS[tier]) for tier, words in waits if tier]
     away += [
         f"the cluster describes no tier {tier!r}: no plan counts what moving takes"
-        for tier in sorted(job.tiers)
+        for tier in sorted(job.tiers_moved)
         if not all(tier in [each.name for each in kind.tiers] for kind in job.cluster.kinds)
     ]
     named = filter(None, (dtype_words(dtypes, schedule.dtype), words))
