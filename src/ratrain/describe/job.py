@@ -328,7 +328,7 @@ class JobSpec:
     @property
     def tiers(self) -> frozenset[str]:
         """The memory tiers below the device in which the job has anything."""
-        return self.tiers_moved | ({"host"} if self.schedule.mirror else set())
+        return self.tiers_moved | frozenset(["host"] if self.schedule.mirror else [])
 
     @property
     def tiers_moved(self) -> frozenset[str]:

@@ -16,7 +16,7 @@ class World(Protocol):
 
     def sleep(self, time_s: float) -> None: ...
 
-    def begin(self, work: Callable[[], None], name: str) -> None:
+    def begin(self, work: Callable[[], None], name: str) -> object:
         """Does it beside what else goes on; nobody waits for its end."""
         ...
 
