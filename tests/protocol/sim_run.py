@@ -589,6 +589,9 @@ class SimEpisode:
             before = run.auditor.members
             gone = {member.process.host.name for member in before if member not in attempt.members}
             run.auditor.source(step, live=live is not None, gone=gone, ranks=len(before))
+            for host in run.hosts.values():
+                if not host.answers:  # of a fault that lasts
+                    run.auditor.struck(host.name, run.world.now_s())
             run.auditor.members = list(attempt.members)
         attempt.say("read", self.rank)
         attempt.hear(self, "read", self._all)
