@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ratrain.api.following import Followed, follow
     from ratrain.api.jobs import Job, load_job
     from ratrain.api.pages import Page, report
     from ratrain.api.plans import Plan, Plans, plan
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BuiltProgram",
+    "Followed",
     "Job",
     "OrderSearch",
     "Page",
@@ -52,6 +54,7 @@ __all__ = [
     "__version__",
     "build",
     "check_schedule",
+    "follow",
     "load_job",
     "load_run",
     "plan",
@@ -64,6 +67,8 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
+    "Followed": "api.following",
+    "follow": "api.following",
     "Job": "api.jobs",
     "load_job": "api.jobs",
     "Page": "api.pages",

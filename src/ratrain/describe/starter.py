@@ -193,6 +193,8 @@ def _train(s: Starter) -> _Table:
             _Line("freeze", [], 'names or patterns: ["embed_tokens", "layers.3"]'),
             _Line("train_only", [], 'the same, of what alone is trained: ["*norm"]'),
             _Line("validate_every", 0, "steps between validations; needs [data] validation"),
+            _Line("publish_every", 0, "steps between versions for those who follow the weights"),
+            _Line("publish_nics", "loopback", '"all", or addresses, for followers elsewhere'),
             _Line("loss_scale", 65536.0, "fp16 only: the initial dynamic loss scale"),
             _Line("overflow", "step", 'fp16 only: an overflow skips a whole "step" or a "unit"'),
             _Line("timeout", "300s", "how long a rank waits for a silent peer"),

@@ -82,6 +82,10 @@ class TrainSpec:
     balance_loss: NotNegative | None = None
     lora: LoraSpec | None = None  # adapters are trained, the model's own weights are not
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
+    # steps after which processes that follow the run get its weights (`ratrain.follow`); 0: never
+    publish_every: Natural = 0
+    # from where they leave: "loopback", "all", or interfaces or addresses with commas between them
+    publish_nics: Name = "loopback"
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
     # what all ranks compute on, as [[device]] runs_on; auto: as the cluster file says of each
     device: Name = AS_CLUSTER

@@ -21,6 +21,7 @@ from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
 from ratrain.runtime.rank.live import Kept, kept_of
+from ratrain.runtime.rank.tiers import MovedInSteps
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats, site_of
@@ -135,6 +136,7 @@ class RankRun:
         self.ledgers = ledgers_of(self.schedule)
         self.ledger = self.ledgers.device
         self._computes_on = device.words
+        self._moved = MovedInSteps(tiers)
         self.states: RankStates = rank_states(
             self.schedule,
             spec.seats,
@@ -243,9 +245,9 @@ class RankRun:
         """Gets from the other replicas what this rank holds of theirs; all of them call it."""
         self.states.complete(self._network)
 
-    def save_with(self, saver: Saver) -> None:
-        """Save ops go to this saver."""
-        self.ops.saver = saver
+    def save_with(self, *savers: Saver) -> None:
+        """Save ops go to these."""
+        self.ops.savers = savers
 
     def is_last(self, step: int) -> bool:
         """Whether a step is the run's last; waits until that is agreed."""
@@ -299,7 +301,9 @@ class RankRun:
             ahead = self.schedule.period - rest
         self._segment = first, min(upto, self._spec.end_step)
         self._step_began_s = time.perf_counter()
-        self.lanes.run(first, self._gate, ahead=ahead, failed=control.abandon)
+        with self._moved.counted():
+            self.lanes.run(first, self._gate, ahead=ahead, failed=control.abandon)
+        self._moved.steps += self._reached - first
 
     def _recorded_steps(self) -> int:
         """As many as were asked for; where it is not too long, at least a whole period, the step
@@ -368,6 +372,7 @@ class RankRun:
             **asdict(self.ledger.peak),
             "ledger_waits": self.ledger.waits,
             "tiers": {tier: asdict(ledger.peak) for tier, ledger in self.ledgers.others.items()},
+            "moved": self._moved.as_json(),
             "allocated_peak_bytes": self._allocator.peak_bytes if self._allocator.counts else None,
             "product_peak_bytes": self._allocator.product_peak_bytes,
             "resident_bytes": resident_bytes(),
