@@ -29,6 +29,7 @@ soak: .venv/ready-to-test
 	.venv/bin/python tests/runtime/soak.py --jobs $(JOBS) --first $(FIRST)
 	.venv/bin/python tests/runtime/soak.py --unequal --jobs $(JOBS) --first $(FIRST)
 	.venv/bin/python tests/runtime/soak_deferred.py
+	.venv/bin/python tests/protocol/soak_protocol.py --seeds 100000
 	RATRAIN_SOAK=1 .venv/bin/pytest tests/manual tests/lab/test_unequal_benchmark.py tests/plan/test_never_slower.py
 
 # The manual as a site, in build/site. A link that leads nowhere is an error.

@@ -86,8 +86,9 @@ def test_every_field_of_the_header_survives() -> None:
     early = replace(copied, period=3, averages=Averages.EARLY_START)
     averaging = replace(early, outer=True, narrow_averages=True)
     validation = Setup((replica((2, 2), 4),), forward_only=True)
+    mirrored = Setup((replica((2, 2), 4),), mirrored=True)
     default = Setup((replica((1,), 1),))
-    setups = (sharded, tied, sending, averaging, validation)
+    setups = (sharded, tied, sending, averaging, validation, mirrored)
     for field in fields(Setup):
         given = {getattr(setup, field.name) for setup in setups}
         assert given != {getattr(default, field.name)}, field.name
@@ -109,6 +110,7 @@ def test_every_field_of_a_unit_survives() -> None:
         scratch_bytes=6,
         scores_bytes=2,
         copy_bytes=7,
+        mirror_bytes=8,
     )
     frozen = Unit("f", 1, frozen=True)  # which has no gradient
     for field in fields(Unit):

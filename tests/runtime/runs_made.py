@@ -151,6 +151,7 @@ class Setting:
     gradient_wire: str | None = None  # None: as dtype
     boundary_wire: str | None = None
     error_feedback: bool | None = None
+    mirror: bool | None = None
     optimizer_tier: str | None = None  # where optimizer states wait
     view_tier: str | None = None
     gradient_tier: str | None = None
@@ -290,6 +291,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "boundary_wire": setting.boundary_wire,
         "error_feedback": setting.error_feedback,
         "gradient_bucket": f"{setting.bucket_bytes}B" if setting.bucket_bytes else None,
+        "mirror": setting.mirror,
         "optimizer_tier": setting.optimizer_tier,
         "view_tier": setting.view_tier,
         "gradient_tier": setting.gradient_tier,

@@ -60,7 +60,7 @@ def told(*ranks: Mapping[str, int], fits: bool = True) -> list[dict[str, Any]]:
     """What ranks say that hold whole units in these versions."""
     return [
         {
-            "held": {name: [version, 0, SIZES[name]] for name, version in of_rank.items()},
+            "held": {name: [[version, 0, SIZES[name]]] for name, version in of_rank.items()},
             "beside": {str(version): {"updates": version} for version in set(of_rank.values())},
             "fits": fits,
         }

@@ -56,6 +56,7 @@ OTHER = {
     "schedule.gradient_wire": '"bf16"',
     "schedule.boundary_wire": '"bf16"',
     "schedule.error_feedback": "true",
+    "schedule.mirror": "true",
     "schedule.gradient_bucket": '"1MB"',
     "schedule.optimizer_tier": '"host"',
     "schedule.view_tier": '"host"',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from dataclasses import replace
@@ -68,6 +69,24 @@ def test_no_step_is_lost_where_replicas_hold_the_same(rank: int, tmp_path: Path)
     assert STEPS <= len(folder.metrics.read_text().splitlines()) <= STEPS + 1
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("sharding", [1, 2, 3])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_no_step_is_lost_where_each_part_has_a_mirror(
+    sharding: int, rank: int, tmp_path: Path
+) -> None:
+    setting = replace(REPLICAS, sharding=sharding, mirror=True)
+    whole = made(tmp_path / "whole", replace(setting, mirror=None))
+    start(whole)
+    folder = made(tmp_path / "disturbed", setting)
+    disturbed(folder, rank, step=random.Random(rank * 3 + sharding).randrange(5, 30))
+    assert "from what the survivors hold" in notes(folder)
+    assert saved_steps(folder) == [STEPS]
+    assert loss_bits(folder) == loss_bits(whole)
+    assert_same_end(folder, whole)
+    assert STEPS <= len(folder.metrics.read_text().splitlines()) <= STEPS + 1
+
+
 def test_sharded_states_are_read_from_the_checkpoint_by_the_same_processes(tmp_path: Path) -> None:
     setting = replace(REPLICAS, sharding=1, every=4)
     whole = made(tmp_path / "whole", setting)
@@ -85,3 +104,70 @@ def test_a_rank_that_stalls_is_replaced(tmp_path: Path) -> None:
     disturbed(folder, 1, step=6, how=signal.SIGSTOP)
     assert "from what the survivors hold" in notes(folder)
     assert saved_steps(folder) == [STEPS] and len(loss_bits(folder)) == STEPS
+
+
+# ---- several losses ----------------------------------------------------------------------------
+
+MIRRORED = replace(REPLICAS, data=4, sequences=8, sharding=2, every=10, mirror=True)
+
+
+def kill(folder: RunFolder, *ranks: int) -> None:
+    there = ranks_of(folder)
+    for rank in ranks:
+        os.kill(there[rank], signal.SIGKILL)
+
+
+def assert_as_undisturbed(folder: RunFolder, tmp_path: Path, setting: Setting) -> None:
+    whole = made(tmp_path / "whole", replace(setting, mirror=None))
+    start(whole)
+    assert loss_bits(folder) == loss_bits(whole)
+    assert_same_end(folder, whole)
+
+
+@pytest.mark.parametrize("ranks", [(0, 2), (1, 2)])
+def test_two_ranks_lost_at_once_cost_no_step_where_neither_mirrors_the_other(
+    ranks: tuple[int, int], tmp_path: Path
+) -> None:
+    folder = made(tmp_path / "disturbed", MIRRORED)
+
+    def work() -> None:
+        wait_until(lambda: steps_done(folder) >= 7)
+        kill(folder, *ranks)
+
+    with meanwhile(work):
+        start(folder, restarts=2)
+    buddies = 1 in ranks  # of rank 1 rank 2 is
+    assert ("from the latest checkpoint" if buddies else "the survivors hold") in notes(folder)
+    assert_as_undisturbed(folder, tmp_path, MIRRORED)
+
+
+def test_a_rank_lost_while_another_is_replaced_costs_nothing_but_time(tmp_path: Path) -> None:
+    folder = made(tmp_path / "disturbed", MIRRORED)
+
+    def work() -> None:
+        wait_until(lambda: steps_done(folder) >= 7)
+        before = ranks_of(folder)
+        kill(folder, 1)
+        wait_until(lambda: ranks_of(folder).get(1, before[1]) != before[1])
+        kill(folder, 3)
+
+    with meanwhile(work):
+        start(folder, restarts=3)
+    assert_as_undisturbed(folder, tmp_path, MIRRORED)
+
+
+def test_a_rank_lost_while_a_checkpoint_is_saved_leaves_it_whole_or_absent(tmp_path: Path) -> None:
+    setting = replace(MIRRORED, every=1)
+    folder = made(tmp_path / "disturbed", setting)
+
+    def work() -> None:
+        for rank in (2, 0):
+            done = steps_done(folder)
+            wait_until(lambda done=done: steps_done(folder) >= done + 4)
+            wait_until(lambda: any(folder.checkpoints.glob("*partial*")))
+            kill(folder, rank)
+
+    with meanwhile(work):
+        start(folder, restarts=4)
+    assert saved_steps(folder)[-1] == STEPS
+    assert_as_undisturbed(folder, tmp_path, setting)

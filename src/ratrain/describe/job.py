@@ -175,6 +175,9 @@ class ScheduleSpec:
     boundary_wire: WireType | None = None
     # each rank adds what rounding took away from the gradient that it last sent to the next one
     error_feedback: bool = False
+    # of the optimizer states that each rank owns alone, another keeps the same in its host's
+    # memory, so that no step is lost with a rank
+    mirror: bool = False
     # gradients are sent in buckets of this size while backward makes them, and are never whole;
     # left out: whole, unless nothing else fits
     gradient_bucket_bytes: SizeBytes | None = None
@@ -324,7 +327,12 @@ class JobSpec:
 
     @property
     def tiers(self) -> frozenset[str]:
-        """The memory tiers below the device in which anything waits."""
+        """The memory tiers below the device in which the job has anything."""
+        return self.tiers_moved | frozenset(["host"] if self.schedule.mirror else [])
+
+    @property
+    def tiers_moved(self) -> frozenset[str]:
+        """Those in which anything waits, and comes back."""
         every = {self.optimizer_tier, self.view_tier, self.gradient_tier, self.activation_tier}
         return frozenset(every - {""})
 
@@ -363,6 +371,11 @@ class JobSpec:
     def awaits_overflow(self) -> bool:
         """Whether updates wait until no gradient of the step is known to have overflowed."""
         return self._overflows and self.train.overflow == "step"
+
+    @property
+    def updates_wait(self) -> bool:
+        """Whether no update of a step begins before every gradient is there."""
+        return self.train.clip_norm is not None or self.awaits_overflow or self.schedule.mirror
 
     @property
     def units_decide(self) -> bool:

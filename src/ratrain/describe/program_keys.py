@@ -102,6 +102,7 @@ PROGRAM_KEYS = (
     ProgramKey("schedule", "gradient_wire", meant=lambda job: job.schedule.gradients_travel_in),
     ProgramKey("schedule", "boundary_wire", meant=lambda job: job.schedule.boundaries_travel_in),
     ProgramKey("schedule", "error_feedback"),
+    ProgramKey("schedule", "mirror"),
     ProgramKey("schedule", "gradient_bucket_bytes", decided=True),
     ProgramKey("schedule", "optimizer_tier", decided=True),
     ProgramKey("schedule", "view_tier", decided=True),

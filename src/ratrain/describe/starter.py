@@ -145,6 +145,7 @@ def _schedule(s: Starter) -> _Table:
             _Line("gradient_tier", "device", "the same of gradients that add up"),
             _Line("activation_tier", "device", "the same of what backward needs"),
             _Line("error_feedback", False, "send what rounding took from gradients a step later"),
+            _Line("mirror", False, "another rank keeps each one's optimizer states too"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),
             _Line("averages", "early-start", '"local-sgd" or "dreamddp": see average_every'),
             _Line("average_between", "sites", "who trains apart; default: each replica"),

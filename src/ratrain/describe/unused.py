@@ -35,7 +35,7 @@ _IDLE = (
         "replicas average nothing without average_every",
     ),
     _Idle(
-        "schedule", ("average_every", "collective", "gradient_wire", "gradient_bucket"),
+        "schedule", ("average_every", "collective", "gradient_wire", "gradient_bucket", "mirror"),
         _one_replica, "with [layout] data = 1 there is no other replica",
     ),
     _Idle(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ratrain.program.kind import kinds
+from ratrain.program.kind import Kind, kinds
 from ratrain.program.setup import Averages
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
@@ -53,6 +53,32 @@ def unlike(table: Table) -> Iterator[tuple[int, int, str]]:
     for g in np.flatnonzero(early).tolist():
         what = f"is averaged in step {table.step[last[g]]} and updated in step {renewed[g]}"
         yield g, int(last[g]), f"{what}: average it in the last step of the period"
+
+
+def unmirrored(table: Table) -> Iterator[tuple[int, int, str]]:
+    """(unit, op or -1, what is wrong) of units whose owners' states a buddy does not have of the
+    same version after every step, or not from the moment on when one of them changes."""
+    setup, units = table.setup, table.states.units
+    if not setup.mirrored:
+        return
+    updates, mirrors = (
+        _ops(table, [family in kind.renews for kind in kinds()]) for family in (TRAINED, "mirror")
+    )
+    counts = np.bincount(table.unit[mirrors], minlength=len(units.rank))
+    wanted = units.reduced & (setup.sharding > 0)
+    for g in np.flatnonzero(wanted & (counts != setup.period)).tolist():
+        yield g, -1, f"is mirrored {counts[g]} times in a period of {setup.period}"
+    commits = table.is_any(Kind.Commit)
+    committed = np.full((setup.period, setup.ranks), len(table), dtype=np.int64)
+    np.minimum.at(committed, (table.step[commits], table.rank[commits]), np.flatnonzero(commits))
+    changes = np.r_[updates, mirrors]
+    early = changes[changes < committed[table.step[changes], table.rank[changes]]]
+    for op in early.tolist():
+        yield (
+            int(table.unit[op]),
+            op,
+            "is updated before all ranks commit: put a Commit ahead of it",
+        )
 
 
 def _ops(table: Table, chosen: list[bool]) -> Ints:

@@ -91,6 +91,11 @@ class Sizing:
         """Level 3: units whose view exists only while it is used."""
         return self.units.shared & (self.setup.sharding == 3)
 
+    @cached_property
+    def mirrored(self) -> Bools:
+        """Units of which a buddy keeps what each owner has alone."""
+        return self.units.reduced & (self.setup.mirrored and self.setup.sharding > 0)
+
     def shared(self, size_bytes: Ints) -> Ints:
         """An owner's part of a state that its unit's holders divide evenly, rounded up."""
         return -(-size_bytes // self.units.peers)
@@ -262,6 +267,11 @@ def _outer(s: Sizing) -> Ints:
     return copies * s.owned(s.of("copy_bytes")) * s.units.averaged
 
 
+def _mirror(s: Sizing) -> Ints:
+    """A buddy's master weights and moments, as much as the rank owns itself."""
+    return s.shared(s.of("mirror_bytes")) * s.mirrored if s.mirrored.any() else NO_STATES
+
+
 # ---- what a step makes and frees --------------------------------------------------------
 
 
@@ -276,6 +286,10 @@ def _gradient_slot(s: Sizing) -> list[list[int]]:
 
 def _shard(s: Sizing) -> Ints:
     return s.shared(s.of("gradient_bytes"))
+
+
+def _mirror_gradient(s: Sizing) -> Ints:
+    return _shard(s) * s.mirrored if s.mirrored.any() else NO_STATES
 
 
 def _input(s: Sizing) -> Ints:
@@ -394,6 +408,8 @@ declare_family("gathered", Per.RANK_SLOT, _gathered, persistent=True)
 declare_family("residual", Per.UNIT, _residual, persistent=True)
 declare_family("residual_next", Per.UNIT, _residual_next, persistent=True)
 declare_family("outer", Per.UNIT, _outer, persistent=True)
+declare_family("mirror", Per.UNIT, _mirror, persistent=True, tier=HOST)
+declare_family("mirror_gradient", Per.UNIT, _mirror_gradient, persistent=True, tier=HOST)
 declare_family("partial", Per.RANK_SLOT, _partial, persistent=True)
 declare_family("partialb", Per.RANK_SLOT, _partialb, persistent=True)
 declare_family("gradient", Per.UNIT, _gradient)

@@ -88,6 +88,8 @@ class Cost(StrEnum):
     TIE = "tie"
     AVERAGE = "average"
     COPY_WEIGHTS = "copy weights"
+    MIRROR = "mirror"
+    MIRROR_UPDATE = "mirror update"
     COPY_INPUT = "copy input"
     MOVE_OPTIMIZER = "move optimizer"
     MOVE_VIEW = "move view"
@@ -172,6 +174,9 @@ class Kind(int):
     AllReady: ClassVar[Kind]
     ClipNorm: ClassVar[Kind]
     Save: ClassVar[Kind]
+    MirrorGradient: ClassVar[Kind]
+    Commit: ClassVar[Kind]
+    MirrorUpdate: ClassVar[Kind]
     TieSync: ClassVar[Kind]
     OffloadInput: ClassVar[Kind]
     FetchInput: ClassVar[Kind]

@@ -51,6 +51,7 @@ class Unit:
     scores_bytes: int = 0  # of saved_bytes, attention's scores: selective recovery lets them go
     frozen: bool = False  # nobody updates it: it has no gradient and no optimizer
     copy_bytes: int = 0  # its weights in fp32, where replicas average copies of them
+    mirror_bytes: int = 0  # master weights and moments, where a buddy keeps them too
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class Setup:
     forward_only: bool = False  # nothing is kept for a backward, and nothing is trained
     backward_sends: bool = False  # backward fills buckets that leave beside it, with its GradSync
     error_feedback: int = 0  # residuals of each gradient sent: 1; 2 where a step may be skipped
+    mirrored: bool = False  # of each owner's states a buddy keeps the same, on its host
     notes: tuple[str, ...] = ()  # of third-party passes, for their rules and families
     budgets: tuple[Budget, ...] = ()
 
@@ -205,6 +206,10 @@ class Setup:
         """Whether a unit's gradient needs a reduction."""
         return self.is_shared(name) and name not in self.frozen
 
+    def is_mirrored(self, name: str) -> bool:
+        """Whether a buddy keeps what each of a unit's owners has alone."""
+        return self.mirrored and self.sharding > 0 and self.is_reduced(name)
+
     @cached_property
     def reduces(self) -> bool:
         """Whether any gradient needs a reduction."""
@@ -308,6 +313,8 @@ def _check(setup: Setup) -> None:
             fix=f"set averages {Averages.EARLY_START}, or leave outer out",
         )
     _check_error_feedback(setup)
+    if setup.mirrored:
+        _check_mirrored(setup)
     for number, replica in enumerate(setup.replicas):
         check_replica(number, replica)
     _check_joined(setup)
@@ -396,6 +403,21 @@ def _check_frozen(setup: Setup) -> None:
             "the ends of a tied model are frozen, and have no gradients to add up",
             fix="leave tied out",
         )
+
+
+def _check_mirrored(setup: Setup) -> None:
+    if setup.averages or any(member.optimizer_tier for member in setup.members):
+        raise ProgramError(
+            "mirrors are of optimizer states on the device, of owners that reduce every gradient",
+            fix="leave mirrored out, or averages and optimizer_tier",
+        )
+    for name, degrees in setup.sharing_degrees.items():
+        if len(set(degrees)) > 1:
+            raise ProgramError(
+                f"ranks hold unit {name} at tensor {' and '.join(map(str, degrees))}, and own "
+                "other parts of it than their buddies",
+                fix="leave mirrored out, or use one tensor degree",
+            )
 
 
 def _check_error_feedback(setup: Setup) -> None:

@@ -12,6 +12,7 @@ from ratrain.plugins import Registry
 from ratrain.program.passes.averaging import average_weights
 from ratrain.program.passes.clipping import clip_global_norm
 from ratrain.program.passes.feedback import feed_errors_back
+from ratrain.program.passes.mirror import mirror
 from ratrain.program.passes.offloading import (
     offload_activations,
     offload_gradients,
@@ -305,6 +306,7 @@ class Choices:
     save: bool = False  # the step's new states go to a checkpoint
     tie: bool = False  # embedding and head are one matrix: their gradients add up
     error_feedback: int = 0  # residuals that ranks keep of each gradient sent; 0: none
+    mirror: bool = False  # a buddy keeps the states that each owner of a part has
     optimizer_tier: str = DEVICE  # where optimizer states wait for their update
     view_tier: str = DEVICE  # where weights wait for each use
     gradient_tier: str = DEVICE  # where whole gradients wait while they add up
@@ -369,6 +371,8 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
         program = tie_embeddings(program)
     if choices.error_feedback:
         program = feed_errors_back(program, choices.error_feedback)
+    if choices.mirror:
+        program = mirror(program)
     if choices.optimizer_tier:
         program = offload_optimizer(program, choices.optimizer_tier)
     if choices.activation_tier:

@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 import numpy as np
 
 from ratrain.errors import ProgramError
 from ratrain.program.binding import READ, WRITE
 from ratrain.program.bounds import PeakBound, peak_bounds
-from ratrain.program.coverage import unlike
+from ratrain.program.coverage import unlike, unmirrored
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
 from ratrain.program.kind import Kind, Lane, Partners, kinds
 from ratrain.program.program import Program
@@ -291,9 +292,10 @@ def _saves(table: Table) -> Iterator[Finding]:
 
 
 def _averages(table: Table) -> Iterator[Finding]:
-    """Units that replicas train apart and would end a period with unlike."""
+    """Units that replicas train apart and would end a period with unlike, and units whose mirrors
+    would not be of one version with their owners."""
     states = table.states
-    for g, op, what in unlike(table):
+    for g, op, what in chain(unlike(table), unmirrored(table)):
         name = states.name(states.start("optimizer") + g).removeprefix("optimizer")
         rank = int(states.units.rank[g])
         message = f"unit {name} on rank {rank} {what}"

@@ -16,6 +16,7 @@ _COLOURS = {
     "optimizer": palette.UPDATE.colour,
     "gradients": palette.REDUCE.colour,
     "residual": palette.COPY.colour,
+    "mirror": palette.COPY.colour,
     "averaged": palette.REDUCE.colour,
     "saved": palette.FORWARD.colour,
     "input": palette.TENSOR.colour,

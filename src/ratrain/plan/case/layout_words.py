@@ -4,6 +4,7 @@ profile, read how, or a device's rates."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ratrain.cost.algorithms import Hosts
@@ -20,6 +21,7 @@ from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.plan.layout.orders import order_name, order_words
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import gradients_in, optimizer_words, own_words, travels
+from ratrain.program.promise import loss_words
 from ratrain.program.replicas import Recovery
 
 
@@ -194,8 +196,15 @@ def headline(plan: Plan) -> list[str]:
         lines.append("device kinds in reversed order: the last hosts hold the first stages")
     lines += idle_words(plan.idle)
     lines += [*travels(plan.job), *optimizer_words(plan.job), *own_words(plan.job)]
-    lines += plan_measured(plan)
+    lines += [*mirror_words(plan), *plan_measured(plan)]
     return [part for line in lines for part in wrapped(line)]
+
+
+def mirror_words(plan: Plan) -> list[str]:
+    """What a rank that is lost costs, where a job asks for mirrors."""
+    if not plan.job.schedule.mirror:
+        return []
+    return [f"mirrored: {loss_words(replace(plan.setup, mirrored=True))}"]
 
 
 def idle_words(idle: Sequence[Device]) -> list[str]:

@@ -92,6 +92,7 @@ class InWords(ABC):
         yield from self._of.activations(plan)
         yield from travels(job, plan.idle_kinds)
         yield from optimizer_words(job)
+        yield from layout_words.mirror_words(plan)
         yield from own_words(job)
         yield from collective_words(self.settled_job, self._of.reducing_hosts(plan))
         yield from self._of.replicas(plan)

@@ -73,7 +73,7 @@ class StageClock:
         devices = job.cluster.members()
         self._geometry = Geometry(job.cluster.spec, devices)
         self._number = {device.index: place for place, device in enumerate(devices)}
-        self._clips = job.train.clip_norm is not None or job.awaits_overflow
+        self._meets = job.updates_wait
         self._replica = lru_cache(maxsize=KEPT_REPLICAS)(self._replica_of)
         self._further_s = lru_cache(maxsize=KEPT_REPLICAS)(self._further)
         self.collectives = cache(self._collectives_of)
@@ -94,7 +94,7 @@ class StageClock:
         if data > 1:
             shapes = [(part.shape, count) for (part, _), count in sides.items()]
             self._reduce(program, shapes, draft.state)
-        if self._clips:
+        if self._meets:
             program.meet(self._norm_s(draft))
         before_s, last_s = self._ends_s(program, compiled=compiled)[-2:]
         return last_s - before_s

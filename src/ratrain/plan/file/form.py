@@ -184,6 +184,7 @@ class PlanFile:
     gradient_wire: WireType | None = None  # left out: as dtype
     boundary_wire: WireType | None = None
     error_feedback: bool = False
+    mirror: bool = False
     gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # left out: whole
     # where optimizer states wait for their update; left out: on the device
     optimizer_tier: Literal["device", "host", "disk"] | None = None

@@ -93,6 +93,8 @@ def strategy_of(job: JobSpec) -> Strategy:
         chosen = _averaging(job, chosen, file)
     if job.train.overflow == "unit":
         _require_units_alone(job, file)
+    if job.schedule.mirror:
+        _require_mirror(job, file)
     if job.schedule.recover_heads is not None:
         chosen = replace(chosen, recovers_heads=job.schedule.recover_heads)
     return chosen
@@ -119,6 +121,25 @@ def _require_averages(job: JobSpec, file: str) -> None:
             place=f"{file} [schedule] average_turns",
             fix='leave it out, or set averages = "early-start" or "dreamddp"',
         )
+
+
+def _require_mirror(job: JobSpec, file: str) -> None:
+    """Refuses mirrors of states that a buddy cannot make anew from gradients alone."""
+    schedule = job.schedule
+    reasons = {
+        "replicas that average their weights have no gradient in common": schedule.average_every,
+        "residuals of error feedback are on one rank alone": schedule.error_feedback,
+        "units that skip updates by themselves do not tell their buddies": job.units_decide,
+        "devices compute in different dtypes, and round otherwise": job.unlike,
+        f"the backend {schedule.backend} has none": not job.backend.trains,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise SpecError(
+                f"optimizer states cannot be mirrored here: {reason}",
+                place=f"{file} [schedule] mirror",
+                fix="leave it out: after a loss the run goes on from the latest checkpoint",
+            )
 
 
 def _require_units_alone(job: JobSpec, file: str) -> None:

@@ -342,6 +342,7 @@ def choices_of(
         save=job.backend.saves,
         tie=tie,
         error_feedback=job.residuals,
+        mirror=job.schedule.mirror,
         optimizer_tier=job.optimizer_tier,
         view_tier=job.view_tier,
         gradient_tier=job.gradient_tier,

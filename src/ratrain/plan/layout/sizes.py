@@ -109,12 +109,13 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
     params = _params_of_rank(job, layout, block.tensors)
     trained = _params_of_rank(job, layout, block.trained)
     precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
+    states_bytes = job.train.rule.state_bytes(trained, matrices_of(block))
     return Unit(
         name=_name_of(block),
         view_bytes=precision.weight_bytes * params,
         gradient_bytes=precision.gradient_bytes * trained,
         optimizer_bytes=(precision.master_bytes or _MASTER_BYTES * bool(job.view_tier)) * trained
-        + job.train.rule.state_bytes(trained, matrices_of(block)),
+        + states_bytes,
         input_bytes=0 if block.kind == "embedding" else boundary,
         saved_bytes=_saved_bytes(job, layout, block, boundary),
         recoverable=block.kind == "layer",
@@ -123,6 +124,7 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
         scores_bytes=_scores_bytes(job, layout) if block.kind == "layer" else 0,
         frozen=not block.trained,
         copy_bytes=4 * trained if job.schedule.averages_by_turns else 0,
+        mirror_bytes=(_MASTER_BYTES * trained + states_bytes) if job.schedule.mirror else 0,
     )
 
 
@@ -196,7 +198,7 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     away = [words.format(TIER_WORDS[tier]) for tier, words in waits if tier]
     away += [
         f"the cluster describes no tier {tier!r}: no plan counts what moving takes"
-        for tier in sorted(job.tiers)
+        for tier in sorted(job.tiers_moved)
         if not all(tier in [each.name for each in kind.tiers] for kind in job.cluster.kinds)
     ]
     named = filter(None, (dtype_words(dtypes, schedule.dtype), words))

@@ -150,8 +150,8 @@ def _obstacles(job: JobSpec, key: str) -> Iterator[tuple[str, str]]:
         yield f"the backend {job.backend.name} keeps all states on the device", leave
     if key == "activation_tier":
         return
-    if key == "gradient_tier" and (job.train.clip_norm is not None or job.awaits_overflow):
-        yield "clipping and fp16's check of all gradients need them all at once", leave
+    if key == "gradient_tier" and job.updates_wait:
+        yield "clipping, fp16's check and mirrors need all gradients at once", leave
     if key == "gradient_tier" and not strategy_of(job).prefetch:
         name = job.schedule.name
         what = f"the schedule {name} updates nothing until all gradients are there"
@@ -164,6 +164,8 @@ def _obstacles(job: JobSpec, key: str) -> Iterator[tuple[str, str]]:
     if job.schedule.average_every is not None:
         what = "replicas that average their weights average the optimizer's states too, on the "
         yield what + "device", f"{leave}, or average_every"
+    if key == "optimizer_tier" and job.schedule.mirror:
+        yield "mirrored optimizer states are on the device", f"{leave}, or mirror"
     if key == "view_tier" and not job.optimizer_tier:
         what = "weights that wait in another tier are made of the optimizer's, which must wait too"
         yield what, f"set optimizer_tier, or {leave}"

@@ -158,6 +158,8 @@ def costs_of_places(
         priced[cost] = _group_work(units, ports, transfer, link_of)
     priced[Cost.AVERAGE] = _averages(job, setup, units, ports)
     priced[Cost.UPDATE] = _updates(setup, units, ports)
+    priced[Cost.MIRROR] = _group_work(units, ports, _mirrored(setup), _group_link)
+    priced[Cost.MIRROR_UPDATE] = priced[Cost.UPDATE]
     priced[Cost.NORM] = _norms(farthest, setup, units)
     # Steps that save nothing are simulated, unless every one does.
     saving = _saves(setup, units, ports, job.train.rule.saved_bytes)
@@ -339,6 +341,19 @@ def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
     transfers = [updated(unit) for unit in units]
     links = [ports.memory(unit.rank, unit.device.memory.bandwidth_bytes_per_s) for unit in units]
     return _work_of(transfers, links, [NO_LINK] * len(units))
+
+
+def _mirrored(setup: Setup) -> Callable[[UnitPlace, Link], Transfer]:
+    """An owner's part of a gradient, to its buddy. What the buddy's update takes is priced as the
+    owner's: on a CPU, of which both are, the memory is the same."""
+
+    def sent(unit: UnitPlace, link: Link) -> Transfer:
+        size_bytes = unit.reduced_bytes / _owners(setup, unit)
+        return reduction_loss(unit.device).driven(
+            Transfer(link.latency_s, size_bytes, 0.0, 1.0, size_bytes)
+        )
+
+    return sent
 
 
 def _owners(setup: Setup, unit: UnitPlace) -> int:

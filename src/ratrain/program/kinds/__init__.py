@@ -11,6 +11,7 @@ from ratrain.program.kinds import (  # noqa: I001  # the order of declaration nu
     tied,
     offload,
     averaging,
+    mirror,
 )
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "gathers",
     "gradients",
     "messages",
+    "mirror",
     "offload",
     "tensor",
     "tied",

@@ -192,7 +192,7 @@ def _gathers_as_updated(program: Program) -> Program:
     return program.edit("", Lane.GATHER, by=in_order) if gathers else program
 
 
-_WAIT_FOR_ALL = (Kind.AllBackward, Kind.AllSynced, Kind.ClipNorm, Kind.TieSync)
+_WAIT_FOR_ALL = (Kind.AllBackward, Kind.AllSynced, Kind.ClipNorm, Kind.TieSync, Kind.Commit)
 
 
 @dataclass

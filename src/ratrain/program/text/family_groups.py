@@ -40,6 +40,7 @@ FAMILY_GROUPS = (
         "gradients", "gradients", _with_waiting("gradient", "gradient_slot", "shard", "transit")
     ),
     FamilyGroup("residual", "rounding residuals", frozenset({"residual", "residual_next"})),
+    FamilyGroup("mirror", "mirrors of other ranks", frozenset({"mirror", "mirror_gradient"})),
     FamilyGroup("averaged", "copies of weights to average", frozenset({"averaged"})),
     FamilyGroup(
         "saved",

@@ -26,7 +26,7 @@ SIZES = ("view_bytes", "gradient_bytes", "optimizer_bytes", "input_bytes", "save
 FLAGS = ("recoverable", "head")
 YES_OR_NO = (*FLAGS, "frozen")
 """The columns of a unit line: sizes, then yes or no."""
-WHERE_ANY = ("scratch_bytes", "scores_bytes", "frozen", "copy_bytes")
+WHERE_ANY = ("scratch_bytes", "scores_bytes", "frozen", "copy_bytes", "mirror_bytes")
 """Last columns, as far as any unit has some."""
 MOST_BYTES, MOST_COUNT, MOST_UNITS = 1 << 53, 1_000_000, 200_000
 """The largest size, number of anything, and number of units that are read."""

@@ -82,6 +82,7 @@ HEADER_FIELDS: dict[str, Callable[[str], object]] = {
     "forward_only": flag_of,
     "backward_sends": flag_of,
     "error_feedback": count_of,
+    "mirrored": flag_of,
     "notes": names_of,
 }
 FIXES: dict[Callable[[str], object], str] = {

@@ -29,6 +29,7 @@ _WHERE_SET = (
     "forward_only",
     "backward_sends",
     "error_feedback",
+    "mirrored",
     "notes",
 )
 """Fields of the header that are written where they are yes, or not empty."""

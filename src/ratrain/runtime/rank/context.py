@@ -49,6 +49,10 @@ class RankProcess:
         if not isinstance(error, (PeerDown, DeadlineExceeded)):
             self.tell(error)
 
+    def tell_loss(self, lost: BaseException) -> None:
+        """The same of the loss of another, after which this one goes on, and may end otherwise."""
+        tell(self.folder, self.log.rank, lost)
+
     def devices(self, job: JobSpec, spec: RunSpec, membership: Membership) -> tuple[Device, Memory]:
         """What it computes on, from its first episode on, and what it holds of that."""
         if self.device is None or self.memory is None:

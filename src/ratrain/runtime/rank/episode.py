@@ -17,6 +17,7 @@ from ratrain.describe.model import config_hash
 from ratrain.devices import Device
 from ratrain.errors import RatrainError
 from ratrain.objects.client import close_stores
+from ratrain.program.promise import loss_words
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.kept_metrics import lost_steps
 from ratrain.runtime.rank.beginning import Together, begun, frozen_of
@@ -127,7 +128,7 @@ class Episode:
         )
         self._network = network
         self._closing.callback(network.close)
-        kept, process.kept = process.kept, NOTHING
+        kept, process.kept = process.kept.at(live.step) if live else NOTHING, NOTHING
         reader = live and LiveReader(live, rank, kept, links)
         del kept
         telling = Telling(context, self._began_s)
@@ -194,7 +195,7 @@ class Episode:
             network,
             state_after=run.ops.clipping.state_after,
             is_last=run.is_last,
-            require_owned=context.claim.require,
+            require_owned=telling.require_owned,
             saved=lambda step: log.say(f"saved {step_name(step)}"),
         )
         publisher = publisher_of(context, saving, run.states, network)
@@ -206,6 +207,8 @@ class Episode:
         before = best and (best.step, best.validation_loss)
         log.begin(run.first_step, context.spec.end_step, before)
         if process.orders is not None:
+            if rank == 0 and not self.number:
+                note(context, [f"restarts: {loss_words(context.program.setup)}"])
             process.orders.say(TRAINS)
         run.run()
         saver.arrived()

@@ -15,7 +15,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -54,29 +54,49 @@ class KeptUnit(NamedTuple):
     begin: int
     end: int
     buffers: Mapping[str, Held]
+    mirrored: bool = False  # another rank's, in host memory
 
 
 @dataclass(frozen=True)
 class Kept:
     """What one rank keeps of an episode that has ended early. `units`: by the names of
     checkpoints; `beside`, by version: what goes into a checkpoint's manifest beside the tensors;
-    `reports`: of steps that were not told of yet."""
+    `reports`: of steps that were not told of yet. `later` makes of it what the rank would hold one
+    version later, where it does not know whether others have gone on to that."""
 
-    units: Mapping[str, KeptUnit]
+    units: Mapping[str, Sequence[KeptUnit]]
     beside: Mapping[int, Mapping[str, float]]
     reports: Mapping[int, RankReport]
     whole: bool = False  # the optimizer takes whole matrices: its states are read at once
+    later: Callable[[], Kept] | None = None
+    later_beside: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def _parts(self) -> list[KeptUnit]:
+        return [part for parts in self.units.values() for part in parts]
 
     @property
     def size_bytes(self) -> int:
-        """Of fp32 elements; what is kept in fewer bits takes less."""
-        return sum((u.end - u.begin) * 4 * len(u.buffers) for u in self.units.values())
+        """Of fp32 elements on the device; what is kept in fewer bits takes less."""
+        own = [part for part in self._parts if not part.mirrored]
+        return sum((u.end - u.begin) * 4 * len(u.buffers) for u in own)
+
+    def at(self, version: int) -> Kept:
+        """It once all have agreed to go on from a version."""
+        if self.later is not None and all(part.version < version for part in self._parts):
+            return self.later()
+        return replace(self, later=None)
 
     def words(self, room_bytes: int | None, *, survived: bool = True) -> str:
         """What all ranks must know of it. `room_bytes`: what this rank may hold beside what the
         next episode's program has all the time; None: as much as there is.
         `survived`: it had an episode before."""
-        held = {name: [u.version, u.begin, u.end] for name, u in self.units.items()}
+        held = {name: [[u.version, u.begin, u.end] for u in us] for name, us in self.units.items()}
+        beside = dict(self.beside)
+        if self.later is not None and beside:
+            for parts in held.values():
+                parts += [[version + 1, begin, end] for version, begin, end in parts]
+            beside[max(beside) + 1] = self.later_beside
         fits = room_bytes is None or self.size_bytes <= room_bytes
         reports = {
             step: [None if value != value else value for value in astuple(report)]
@@ -85,7 +105,7 @@ class Kept:
         return json.dumps(
             {
                 "held": held,
-                "beside": dict(self.beside),
+                "beside": beside,
                 "reports": reports,
                 "fits": fits,
                 "survived": survived,
@@ -94,7 +114,8 @@ class Kept:
 
     def read(self, name: str, kind: str, begin: int, end: int) -> Tensor:
         """Elements of a unit, fp32."""
-        unit = self.units[name]
+        parts = self.units[name]
+        unit = next(each for each in parts if each.begin <= begin and end <= each.end)
         run, held = slice(begin - unit.begin, end - unit.begin), unit.buffers[kind]
         values = held.values()[run] if self.whole else held[run].values()
         return values.detach().cpu()
@@ -111,21 +132,21 @@ def kept_of(
 ) -> Kept:
     """What a rank keeps once its lanes are back. Nothing where it would not be enough: where ranks
     hold more than weights and optimizer states, each its own, or have them in another tier."""
-    units: dict[str, KeptUnit] = {}
+    units: dict[str, list[KeptUnit]] = defaultdict(list)
     for unit in states.units:
         if not unit.trained:
             continue
         has_more = unit.own or unit.residual is not None or unit.outer is not None
         if has_more or unit.slots is not None or unit.local.index in states.away:
             return NOTHING
-        if unit.version != TORN:
-            part = unit.part
+        for held in filter(None, (unit, unit.mirror)):
+            part = held.part
             end = min(part.end, unit.unit.layout.size)
             buffers = dict(buffers_of(part, optimizer))
-            if part.begin < end:
-                name = stored_name(unit.name, unit.division)
-                units[name] = KeptUnit(unit.version, part.begin, end, buffers)
-    versions = {unit.version for unit in units.values()}
+            if held.version != TORN and part.begin < end:
+                kept = KeptUnit(held.version, part.begin, end, buffers, held is unit.mirror)
+                units[stored_name(unit.name, unit.division)].append(kept)
+    versions = {part.version for parts in units.values() for part in parts}
     beside = {version: clipping.state_after(version - 1) for version in versions}
     return Kept(units, beside, reports, optimizer.whole)
 
@@ -134,13 +155,13 @@ def kept_of(
 class LiveStates:
     """What all survivors together hold of the version that the next episode begins with. `copies`:
     who reads which elements of what from whom, those of its own included; `reports`: what there is
-    of the step before, where no round of control has ended for it."""
+    of steps before it for which no round of control has ended."""
 
     step: int
     beside: Mapping[str, Any]
     degrees: Mapping[str, int]
     copies: Sequence[Copy]
-    reports: Round
+    reports: Mapping[int, Round]
 
     def needs(self, rank: int) -> list[Need]:
         """The connections that a rank needs to read from others, and to be read."""
@@ -165,12 +186,15 @@ def live_states(
         seat.world_rank: [line(n, 0, sizes[n], 0) for n in _needed(setup, seats, seat, degrees)]
         for seat in seats.all()
     }
-    versions = {version for of_rank in told for version, _, _ in of_rank["held"].values()}
+    versions = {
+        version for of_rank in told for parts in of_rank["held"].values() for version, _, _ in parts
+    }
     for version in sorted(versions, reverse=True):
         held: dict[int, list[Block]] = {
             rank: [
                 line(name, begin, end, begin)
-                for name, (of, begin, end) in of_rank["held"].items()
+                for name, parts in of_rank["held"].items()
+                for of, begin, end in parts
                 if of == version
             ]
             for rank, of_rank in enumerate(told)
@@ -178,7 +202,8 @@ def live_states(
         with suppress(SpecError):  # nobody has some of it: an older version may be complete
             wanted = copies(held, needed)
             beside = (of_rank["beside"].get(str(version)) for of_rank in told)
-            reports = _reports_of(version - 1, told)
+            steps = {int(step) for each in told for step in each.get("reports", ())}
+            reports = {step: _reports_of(step, told) for step in steps if step < version}
             return LiveStates(version, next(filter(None, beside)), degrees, wanted, reports)
     return None
 

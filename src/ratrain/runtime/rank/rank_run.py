@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 from ratrain.engines.places import Place
 from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError
 from ratrain.runtime.environment import COMMAND, Launch, launch_of
-from ratrain.runtime.failures import status_of, tell
+from ratrain.runtime.failures import status_of
 from ratrain.runtime.host import process_began_s
 from ratrain.runtime.rank.context import RankProcess, forget_failure
 from ratrain.runtime.rank.episode import Episode
 from ratrain.runtime.rank.folder_lock import FolderLock
-from ratrain.runtime.rank.orders import BACK, orders_of
+from ratrain.runtime.rank.orders import BACK, Order, orders_of
 from ratrain.runtime.rank.rank_log import RankLog
 from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
 from ratrain.runtime.run_folder import RunFolder
@@ -33,7 +36,10 @@ def run_rank(path: Path, place: Place, requests: StopRequests) -> int:
         forget_failure(folder, place.rank)
     try:
         requests.tell(lambda: log.prints)
-        finished = _Episodes(process).run()
+        launch = launch_of(os.environ, folder.path)
+        episodes = Episodes(process, partial(Episode, process))
+        process.orders = orders_of(os.environ, episodes.called)
+        finished = episodes.run(launch, process_began_s())
         requests.ignore()
         return 0 if finished else status_when_stopped(os.environ)
     except Exception as error:
@@ -47,20 +53,50 @@ def run_rank(path: Path, place: Place, requests: StopRequests) -> int:
         lock.close()
 
 
-class _Episodes:
+class AnEpisode(Protocol):
+    """As the loop over episodes sees one (`episode.Episode`)."""
+
+    def run(self) -> bool: ...
+
+    def interrupt(self, error: BaseException) -> None: ...
+
+    def called_back(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class ItsOrders(Protocol):
+    """The line to its launcher (`orders.Orders`)."""
+
+    def say(self, word: str) -> None: ...
+
+    def next(self) -> Order | None: ...
+
+
+class AProcess(Protocol):
+    """A process that has episodes (`context.RankProcess`)."""
+
+    @property
+    def orders(self) -> ItsOrders | None: ...
+
+    def tell(self, error: BaseException) -> None: ...
+
+    def tell_loss(self, lost: BaseException) -> None: ...
+
+
+class Episodes:
     """Those of a process. A rank whose peer is lost calls its lanes back, keeps what it holds, and
-    begins the next episode where its launcher says, if that says anything."""
+    begins the next episode where its launcher says, if that says anything. `make`: an episode of a
+    number, somewhere, from a moment on."""
 
-    def __init__(self, process: RankProcess) -> None:
-        self._process = process
-        self._episode: Episode | None = None
-        process.orders = orders_of(os.environ, self._called)
+    def __init__(self, process: AProcess, make: Callable[[int, Launch, float], AnEpisode]) -> None:
+        self._process, self._make = process, make
+        self._episode: AnEpisode | None = None
 
-    def run(self) -> bool:
+    def run(self, launch: Launch, began_s: float) -> bool:
         """Whether the last step was done."""
-        launch, began_s = launch_of(os.environ, self._process.folder.path), process_began_s()
         for number in count():
-            episode = self._episode = Episode(self._process, number, launch, began_s)
+            episode = self._episode = self._make(number, launch, began_s)
             try:
                 return episode.run()
             except (PeerDown, DeadlineExceeded) as error:
@@ -81,15 +117,14 @@ class _Episodes:
         orders = self._process.orders
         if orders is None:
             raise lost
-        tell(self._process.folder, self._process.log.rank, lost)
+        self._process.tell_loss(lost)
         orders.say(BACK)
         order = orders.next()
         if order is None:
             raise lost
         return order.launch(launch)
 
-    def _called(self) -> None:
+    def called(self) -> None:
+        """The launcher calls this rank back."""
         if self._episode is not None:
-            self._episode.interrupt(
-                PeerDown(f"rank {self._process.log.rank} was called back: another rank was lost")
-            )
+            self._episode.interrupt(PeerDown("this rank was called back: another one was lost"))

@@ -6,6 +6,7 @@ import json
 
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.kept_metrics import set_damage_aside
+from ratrain.runtime.rank.attempt import Attempt
 from ratrain.runtime.rank.checked import RankCheck
 from ratrain.runtime.rank.context import RankContext, note
 from ratrain.runtime.rank.control import Round
@@ -27,7 +28,9 @@ class Telling:
         )
         self._stragglers = Stragglers(context.membership.place)
         self._metrics: MetricsLog | None = None
+        self._attempt: Attempt | None = None
         if self._first:
+            self._attempt = Attempt(context.folder.path / "owner")
             if context.claim.is_mine:  # else the launcher did it
                 note(context, set_damage_aside(context.folder))
             self._metrics = MetricsLog(context.folder, own_trackers(context.folder.path))
@@ -35,10 +38,20 @@ class Telling:
     def on_round(self, step: int, reports: Round) -> None:
         """Takes a round of control."""
         self._context.claim.require_seen()
+        self._require_newest()
         if self._first:
             note(self._context, self._stragglers.of_round(step, reports))
         if self._metrics is not None or self._context.log.prints:
             self.keep(self._rows.row(step, reports))
+
+    def require_owned(self) -> None:
+        """Raises where the run's folder is another launch's by now, or other ranks'."""
+        self._context.claim.require()
+        self._require_newest()
+
+    def _require_newest(self) -> None:
+        if self._attempt is not None:
+            self._attempt.require()
 
     def keep(self, row: Row) -> None:
         if self._metrics is not None:
@@ -46,16 +59,16 @@ class Telling:
         self._context.log.show(row)
 
     def of_survivors(self, live: LiveStates) -> None:
-        """Adds the step that was done when a rank was lost, where nobody had told of it: what the
-        survivors report of it."""
-        if self._metrics is None or not live.reports:
+        """Adds the steps that were done when a rank was lost, where nobody had told of them: what
+        the survivors report of them. Lanes are at most two steps ahead of what was told."""
+        if self._metrics is None:
             return
-        if all(row["step"] < live.step - 1 for row in self._context.folder.metrics_lines()):
-            note(
-                self._context,
-                [f"step {live.step - 1}: its loss is that of the ranks that were not lost"],
-            )
-            self._metrics.write(self._rows.row(live.step - 1, live.reports))
+        told = max((row["step"] for row in self._context.folder.metrics_lines()), default=-1)
+        for step, reports in sorted(live.reports.items()):
+            if step > told:
+                words = f"step {step}: its loss is that of the ranks that were not lost"
+                note(self._context, [words])
+                self._metrics.write(self._rows.row(step, reports))
 
     def close(self) -> None:
         if self._metrics is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ CALLED_BACK_S = 20.0
 """How long an op that has begun may take to end, once lanes are called back."""
 MOST_RECORDED = 64
 """Steps of a period that are recorded whole, at most."""
+_OWN_UPDATES = (Kind.UpdateShard, Kind.MirrorUpdate)
 _NEIGHBOURS = (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B, Lane.TENSOR)
 
 
@@ -148,9 +149,11 @@ class RankRun:
             job.train.rule,
             lambda unit: Collectives(*spec.collectives_of(unit)),
             tiers,
+            spec.hosts,
         )
         for unit in self.states.units:
-            unit.version = begin.step
+            for held in filter(None, (unit, unit.mirror)):
+                held.version = begin.step
         timeout_s = job.train.timeout_s
         scaled = spec.scales_losses
         self.ops = ops(
@@ -210,8 +213,24 @@ class RankRun:
 
     def kept(self) -> Kept:
         """What this rank keeps for another episode, once it is called back."""
+        kept = self._kept()
+        if not self.lanes.stands_before(Kind.Commit):
+            return kept
+        return replace(kept, later=self._kept_later, later_beside=self._beside_later())
+
+    def _kept(self) -> Kept:
         reports = self.control.unanswered if self.control else {}
         return kept_of(self.states, self.ops.clipping, self._job.train.rule, reports)
+
+    def _kept_later(self) -> Kept:
+        """The same behind the step's updates, where the ranks had not told each other any more that
+        all could do them."""
+        self.lanes.finish(_OWN_UPDATES, passing=Kind.Commit)
+        return self._kept()
+
+    def _beside_later(self) -> Mapping[str, float]:
+        step = max(unit.version for unit in self.states.units)
+        return self.ops.clipping.state_after(step)
 
     @property
     def first_step(self) -> int:
@@ -305,7 +324,7 @@ class RankRun:
         back = all(each.are_back(CALLED_BACK_S) for each in lanes)
         back = back and (self.control is None or self.control.is_back(CALLED_BACK_S))
         if back:
-            self.lanes.finish(Kind.UpdateShard)
+            self.lanes.finish(_OWN_UPDATES)
         return back
 
     def _stop_waiting(self) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import sys
 import threading
-import time
-from collections.abc import Generator, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -27,6 +26,7 @@ from ratrain.runtime.environment import ADDRESS, COMMAND, FOLLOWED, launch_of
 from ratrain.runtime.rank.orders import BACK
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
+from ratrain.runtime.run.world import HERE, World
 from ratrain.runtime.run_folder import RunFolder
 
 DEFAULT_PORT = 29500
@@ -89,7 +89,12 @@ def run_host_ranks(
         processes = RankProcesses(
             folder, first.ranks, environment, None, output=output, goes_on=goes_on
         )
-        ends = _Following(processes, follow_input=follow_input, goes_on=goes_on).ends()
+        ends = Following(
+            processes,
+            _say if follow_input else None,
+            _take_orders if follow_input else None,
+            goes_on=goes_on,
+        ).ends()
         os.close(output)
         return worst_status(end.status for end in ends if not end.ended_here)
 
@@ -111,36 +116,82 @@ def run_share(folder: RunFolder, place: Place) -> int:
     return run_host_ranks(folder, HostEpisode(tuple(own), ranks, *where), follow_input=False)
 
 
-class _Following:
-    """Some ranks while they run, and who orders them about."""
+def _say(line: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode())
 
-    def __init__(self, processes: RankProcesses, *, follow_input: bool, goes_on: bool) -> None:
-        self._processes, self._goes_on = processes, goes_on
-        self._episodes: queue.SimpleQueue[HostEpisode | None] = queue.SimpleQueue()  # None: back
-        self._follows, self._state, self._asked = follow_input, HostState(), False
+
+def _take_orders(following: Following) -> None:
+    """Until the end of standard input, which comes with the loss of the connection to us."""
+    while order := sys.stdin.readline():
+        following.take(order)
+    following.take("")
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Following:
+    """Some ranks while they run, and who orders them about. `say`: a line to who does; `listen`
+    passes on what comes from there (`take`), beside; `interrupt` asks for an end as a signal does:
+    the second time of ranks that still run, at once."""
+
+    def __init__(
+        self,
+        processes: RankProcesses,
+        say: Callable[[str], None] | None,
+        listen: Callable[[Following], None] | None,
+        *,
+        goes_on: bool,
+        interrupt: Callable[[], None] = _interrupt,
+        world: World = HERE,
+    ) -> None:
+        self._processes, self._say, self._goes_on = processes, say, goes_on
+        self._listen = listen
+        self._interrupt, self._world = interrupt, world
+        self._episodes: deque[HostEpisode | None] = deque()  # None: back
+        self._state, self._asked, self._interrupts = HostState(), False, 0
 
     def ends(self) -> list[RankEnd]:
         """How each of them ended: by itself, or here, some time after another had failed."""
         failed_s: float | None = None
-        processes = self._processes
+        processes, now_s = self._processes, self._world.now_s
         try:
-            with passed_on(self._stop):
-                if self._follows:
-                    threading.Thread(target=self._take_orders, daemon=True).start()
-                    threading.Thread(target=self._beat, daemon=True).start()
+            with passed_on(self.stop):
+                listen = self._listen
+                if listen is not None:
+                    self._world.begin(lambda: listen(self), "orders")
+                if self._say is not None:
+                    self._world.begin(self._beat, "beats")
                 while processes.running or self._may_go_on:
                     self._follow()
-                    failed_s = (failed_s or time.monotonic()) if processes.failed else None
+                    failed_s = (failed_s or now_s()) if processes.failed else None
                     patience_s = _NEXT_EPISODE_S if self._may_go_on else _LAST_WORDS_S
-                    if failed_s is not None and time.monotonic() - failed_s > patience_s:
+                    if failed_s is not None and now_s() - failed_s > patience_s:
                         break
                     if self._asked and processes.failed and self._goes_on:
                         break
-                    time.sleep(_LOOK_S if self._goes_on else _LOOK_EVERY_S)
+                    self._world.sleep(_LOOK_S if self._goes_on else _LOOK_EVERY_S)
             return processes.end()
         except BaseException:
             processes.kill()
             raise
+
+    def take(self, order: str) -> None:
+        """An order, from any thread; "" where none can come any more."""
+        if order.strip() == BACK:
+            self._episodes.append(None)
+            return
+        if order.startswith("{"):
+            table = as_table(*parse_json(order, "the launcher's order"))
+            self._episodes.append(load(HostEpisode, *table))
+            return
+        wanted = 2 if order.strip() == END and not self._processes.failed else 1
+        while self._interrupts < wanted:
+            self._interrupts += 1
+            self._interrupt()
+            self._world.sleep(_LOOK_EVERY_S)  # two signals at once would be one
 
     @property
     def _may_go_on(self) -> bool:
@@ -148,15 +199,15 @@ class _Following:
         processes = self._processes
         return self._goes_on and processes.failed and processes.train and not self._asked
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         self._asked = True
         self._processes.ask_to_stop()
 
     def _follow(self) -> None:
         """Passes orders to the ranks, and what has changed with them to who gives them."""
         processes, number = self._processes, self._state.episode
-        with suppress(queue.Empty):
-            order = self._episodes.get_nowait()
+        if self._episodes:
+            order = self._episodes.popleft()
             if order is None:
                 processes.call_back()
             else:
@@ -171,37 +222,16 @@ class _Following:
             failed and processes.are_back,
             processes.waiting,
         )
-        if state != self._state and self._follows:
+        if state != self._state and self._say is not None:
             self._state = state
-            with suppress(OSError):
-                os.write(2, f"{BEAT}{json.dumps(asdict(state))}\n".encode())
+            self._say(f"{BEAT}{json.dumps(asdict(state))}")
 
     def _beat(self) -> None:
-        """As long as anybody listens."""
-        with suppress(OSError):
-            while True:
-                os.write(2, f"{BEAT}\n".encode())
-                time.sleep(BEAT_EVERY_S)
-
-    def _take_orders(self) -> None:
-        """Until the end of standard input, which comes with the loss of the connection to us."""
-        asked = 0
+        """As long as this process runs."""
+        assert self._say is not None
         while True:
-            order = sys.stdin.readline()
-            if order.strip() == BACK:
-                self._episodes.put(None)
-                continue
-            if order.startswith("{"):
-                table = as_table(*parse_json(order, "the launcher's order"))
-                self._episodes.put(load(HostEpisode, *table))
-                continue
-            wanted = 2 if order.strip() == END and not self._processes.failed else 1
-            while asked < wanted:
-                asked += 1
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(_LOOK_EVERY_S)  # two signals at once would be one
-            if not order:
-                return
+            self._say(BEAT)
+            self._world.sleep(BEAT_EVERY_S)
 
 
 def worst_status(statuses: Iterable[int]) -> int:

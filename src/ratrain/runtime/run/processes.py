@@ -13,11 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from ratrain.errors import RunFailed, SpecError, TransportError
 from ratrain.readers.files import unwritable
@@ -25,6 +25,7 @@ from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT
 from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order, words_of
 from ratrain.runtime.rank.stop import END_AT_ONCE
+from ratrain.runtime.run.world import HERE, World
 from ratrain.runtime.run_folder import RunFolder
 
 GRACE_S = 5.0
@@ -62,8 +63,11 @@ class RankProcesses:
         *,
         output: int | None = None,
         goes_on: bool = False,
+        start: StartRank | None = None,
+        world: World = HERE,
     ) -> None:
-        self._folder, self._output, self._goes_on = folder, output, goes_on
+        self._folder, self._world = folder, world
+        self._start_rank = start or _Starting(folder, output, goes_on=goes_on).start
         self._children: list[_Child] = []
         self._start(ranks, environment, listener)
 
@@ -77,7 +81,7 @@ class RankProcesses:
             if handles:
                 variables[LISTENER] = str(handles[0])
             try:
-                self._children.append(self._child(rank, variables, handles))
+                self._children.append(_Child(rank, self._start_rank, variables, handles))
             except BaseException as error:
                 self.kill()
                 if not isinstance(error, OSError):
@@ -87,16 +91,6 @@ class RankProcesses:
                     place=str(self._folder.path),
                     fix="check what `ulimit -a` allows: processes, open files, memory",
                 ) from error
-
-    def _child(self, rank: int, variables: dict[str, str], handles: tuple[int, ...]) -> _Child:
-        folder, output = self._folder, self._output
-        if not self._goes_on:
-            return _Child(rank, _start(folder, rank, variables, handles, output), None)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            variables[ORDERS] = str(theirs.fileno())
-            handles = (*handles, theirs.fileno())
-            return _Child(rank, _start(folder, rank, variables, handles, output), ours)
 
     @property
     def running(self) -> bool:
@@ -115,8 +109,9 @@ class RankProcesses:
 
     @property
     def train(self) -> bool:
-        """Whether the steps of all ranks have begun: they can be called back."""
-        return all(TRAINS in child.said for child in self._children)
+        """Whether the steps of all ranks that live have begun: they can be called back."""
+        living = [child for child in self._children if child.running] or self._children
+        return all(TRAINS in child.said for child in living)
 
     @property
     def waiting(self) -> int:
@@ -126,20 +121,18 @@ class RankProcesses:
     def ask_to_stop(self) -> None:
         """Asks every rank to save and stop (see rank/stop.py)."""
         for child in self._children:
-            child.process.terminate()
+            child.process.send_signal(signal.SIGTERM)
 
     def call_back(self) -> None:
         """Ends the episode of all ranks; see `are_back`."""
         for child in self._children:
-            child.order(BACK)
+            child.process.order(BACK)
 
     @property
     def are_back(self) -> bool:
         """Whether all ranks that live wait for the next episode, but those that are stopped."""
         return all(
-            child.waits or _is_stopped(child.process.pid)
-            for child in self._children
-            if child.running
+            child.waits or child.process.is_stopped for child in self._children if child.running
         )
 
     def ends(self) -> list[RankEnd]:
@@ -171,9 +164,9 @@ class RankProcesses:
     def end(self) -> list[RankEnd]:
         """Ends all ranks that still run, and returns how each rank ended, by rank."""
         self._signal(END_AT_ONCE)
-        end_s = time.monotonic() + GRACE_S
-        while self.running and time.monotonic() < end_s:
-            time.sleep(0.01)
+        end_s = self._world.now_s() + GRACE_S
+        while self.running and self._world.now_s() < end_s:
+            self._world.sleep(0.01)
         return self.kill()
 
     def kill(self) -> list[RankEnd]:
@@ -190,18 +183,44 @@ class RankProcesses:
             child.signal(number)
 
 
+class RankProcess(Protocol):
+    """A rank's process, and the line over which it is told of further episodes."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its exit status, or a signal's number, negative; None: it runs."""
+        ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+    @property
+    def is_stopped(self) -> bool: ...
+
+    def order(self, order: Order | str) -> None:
+        """Nothing happens where it has ended, or has no line."""
+        ...
+
+    def hang_up(self) -> None: ...
+
+
+StartRank = Callable[[dict[str, str], tuple[int, ...], Callable[[str], None]], RankProcess]
+"""Starts a rank with an environment and what it inherits; what it says then is heard."""
+
+
 class _Child:
-    """One rank's process. `line`: over which it is told of further episodes."""
+    """One rank, and what it has said."""
 
     def __init__(
-        self, rank: int, process: subprocess.Popen[bytes], line: socket.socket | None
+        self, rank: int, start: StartRank, variables: dict[str, str], handles: tuple[int, ...]
     ) -> None:
-        self.rank, self.process, self._line = rank, process, line
+        self.rank = rank
         self.said: set[str] = set()  # in this episode
         self._sent: set[int] = set()  # signals
         self._stood_still = False
-        if line is not None:
-            threading.Thread(target=self._listen, args=(line,), daemon=True).start()
+        self.process = start(variables, handles, lambda word: self.said.add(word))
 
     @property
     def running(self) -> bool:
@@ -211,16 +230,11 @@ class _Child:
     def waits(self) -> bool:
         return self.running and BACK in self.said
 
-    def order(self, order: Order | str) -> None:
-        if self._line is not None:
-            with suppress(OSError):  # it has ended
-                self._line.sendall(words_of(order))
-
     def begin(self, order: Order) -> None:
         """The next episode."""
         self.said.clear()
         self.rank = order.rank
-        self.order(order)
+        self.process.order(order)
 
     def signal(self, number: signal.Signals) -> None:
         """Where it still runs; one that is stopped hears SIGKILL alone. One that something else has
@@ -228,7 +242,7 @@ class _Child:
         ends with the other signal."""
         if not self.running:
             return
-        stopped = _is_stopped(self.process.pid)
+        stopped = self.process.is_stopped
         self._stood_still |= stopped
         fitting = signal.SIGKILL if stopped else number
         self._sent.add(fitting)
@@ -241,17 +255,68 @@ class _Child:
     def end(self) -> RankEnd:
         """How it ended; waits for that."""
         status = self.process.wait()
-        if self._line is not None:
-            with suppress(OSError):
-                self._line.shutdown(socket.SHUT_RDWR)
+        self.process.hang_up()
         return RankEnd(
             self.rank, status, -status in self._sent, self._stood_still, self.process.pid
         )
 
-    def _listen(self, line: socket.socket) -> None:
+
+class _Starting:
+    """Starts ranks as processes of this machine; with `goes_on` each has a line to us."""
+
+    def __init__(self, folder: RunFolder, output: int | None, *, goes_on: bool) -> None:
+        self._folder, self._output, self._goes_on = folder, output, goes_on
+
+    def start(
+        self, variables: dict[str, str], handles: tuple[int, ...], hear: Callable[[str], None]
+    ) -> RankProcess:
+        rank = int(variables["RANK"])
+        if not self._goes_on:
+            process = _start(self._folder, rank, variables, handles, self._output)
+            return _Process(process, None, hear)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            variables = {**variables, ORDERS: str(theirs.fileno())}
+            handles = (*handles, theirs.fileno())
+            process = _start(self._folder, rank, variables, handles, self._output)
+            return _Process(process, ours, hear)
+
+
+class _Process:
+    """One that runs here."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        line: socket.socket | None,
+        hear: Callable[[str], None],
+    ) -> None:
+        self._process, self._line, self.pid = process, line, process.pid
+        self.poll, self.wait = process.poll, process.wait
+        if line is not None:
+            threading.Thread(target=self._listen, args=(line, hear), daemon=True).start()
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    @property
+    def is_stopped(self) -> bool:
+        return _is_stopped(self.pid)
+
+    def order(self, order: Order | str) -> None:
+        if self._line is not None:
+            with suppress(OSError):  # it has ended
+                self._line.sendall(words_of(order))
+
+    def hang_up(self) -> None:
+        if self._line is not None:
+            with suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)
+
+    def _listen(self, line: socket.socket, hear: Callable[[str], None]) -> None:
         with line, suppress(OSError, SpecError), line.makefile("rb") as words:
             for word in words:
-                self.said.add(str(parse_json(word, "a rank")[0]))
+                hear(str(parse_json(word, "a rank")[0]))
 
 
 def base_environment(world_size: int, address: str, port: int) -> dict[str, str]:

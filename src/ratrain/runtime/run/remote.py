@@ -2,9 +2,10 @@
 
 What a host prints appears here behind its name. A request to stop goes to every host on the
 standard input of its command, since ssh passes no signals; where the connection breaks, the ranks
-beyond it save and stop. A host says twice a second that it is alive. One that is silent for
-`SILENT_S` is taken for lost: its power, cable or kernel may have failed, which other ranks'
-connections show much later.
+beyond it save and stop. A host says twice a second that it is alive. One that is silent is asked
+over a connection of its own: where that is silent too, it is lost `SILENT_S` after its last word,
+since its power, cable or kernel may have failed, which other ranks' connections show much later. A
+host that answers has much to do, and is given time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import json
 import shlex
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import IO
+from typing import IO, Protocol
 
 from ratrain.describe.strict import load
 from ratrain.errors import RunFailed, TransportError
@@ -26,6 +26,7 @@ from ratrain.runtime.rank.orders import BACK
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.host_ranks import BEAT, END, STOP, HostEpisode, HostState
 from ratrain.runtime.run.launch import BACK_S
+from ratrain.runtime.run.world import HERE, World
 
 _LOOK_EVERY_S, _LOOK_S = 0.1, 0.02
 _LAST_WORDS_S = 20.0
@@ -34,7 +35,8 @@ themselves."""
 _GRACE_S = 10.0
 _JOIN_S = 60.0
 """How long hosts that are taken in may take until their ranks look for the others."""
-SILENT_S = 2.0
+ASK_S, SILENT_S, BUSY_S = 1.0, 2.0, 20.0
+"""A host that is silent for so long is asked; is lost, if it has not answered; is lost anyway."""
 LOST = 255
 """The status of a host that is lost, as ssh has it."""
 
@@ -65,20 +67,24 @@ class Everywhere:
 
 
 class Hosts:
-    """The hosts of a run, each with its command over `rsh`, over one episode or several. To be
-    closed."""
+    """The hosts of a run, each with its command, over one episode or several. To be closed."""
 
-    def __init__(self, commands: Sequence[HostCommand], rsh: Sequence[str], tell: Tell) -> None:
-        self._rsh, self._tell = rsh, tell
-        self._shells: dict[str, _Shell] = {}
-        self._joining: dict[str, _Shell] = {}  # of the next episode
+    def __init__(
+        self, commands: Sequence[HostCommand], connect: Connect, tell: Tell, world: World = HERE
+    ) -> None:
+        self._connect, self._tell, self._world = connect, tell, world
+        self._shells: dict[str, _Host] = {}
+        self._joining: dict[str, _Host] = {}  # of the next episode
         self._asked = threading.Event()
         try:
             for command in commands:
-                self._shells[command.host] = _Shell(command, rsh, tell)
+                self._shells[command.host] = self._host(command)
         except BaseException:
             self.close()
             raise
+
+    def _host(self, command: HostCommand) -> _Host:
+        return _Host(command, self._connect, self._tell, self._world)
 
     @property
     def names(self) -> list[str]:
@@ -103,25 +109,25 @@ class Hosts:
         returns when theirs look for the others, or something has failed."""
         for command in commands:
             if command.host not in self._shells:
-                self._joining[command.host] = _Shell(command, self._rsh, self._tell)
-        end_s = time.monotonic() + _JOIN_S
+                self._joining[command.host] = self._host(command)
+        end_s = self._world.now_s() + _JOIN_S
         joining, shells = self._joining.values(), self._shells.values()
-        while not all(shell.meets for shell in joining) and time.monotonic() < end_s:
+        while not all(shell.meets for shell in joining) and self._world.now_s() < end_s:
             if any(shell.failed for shell in (*joining, *shells)):
                 return
-            time.sleep(_LOOK_S)
+            self._world.sleep(_LOOK_S)
 
     def call_back(self) -> list[str]:
         """Ends the episode; the hosts whose ranks wait for the next one. Others are given up."""
-        end_s = time.monotonic() + BACK_S
+        end_s = self._world.now_s() + BACK_S
         for shell in self._shells.values():
             shell.order(BACK)
         while any(shell.running and not shell.back for shell in self._shells.values()):
             for shell in self._shells.values():
                 shell.look()
-            if time.monotonic() > end_s:
+            if self._world.now_s() > end_s:
                 break
-            time.sleep(_LOOK_S)
+            self._world.sleep(_LOOK_S)
         for host, shell in list(self._shells.items()):
             if not (shell.running and shell.back):
                 shell.kill()
@@ -133,7 +139,7 @@ class Hosts:
         wanted = {command.host: command for command in commands}
         joining = {host: shell for host, shell in self._joining.items() if shell.running}
         self._joining.clear()
-        for host in self._shells.keys() - wanted.keys():
+        for host in [host for host in self._shells if host not in wanted]:
             self._shells.pop(host).end()
         for host, command in wanted.items():
             if host in self._shells:
@@ -141,7 +147,7 @@ class Hosts:
             elif host in joining:
                 self._shells[host] = joining.pop(host)
             else:
-                self._shells[host] = _Shell(command, self._rsh, self._tell)
+                self._shells[host] = self._host(command)
         for shell in joining.values():
             shell.end()
 
@@ -163,7 +169,7 @@ class Hosts:
             for shell in shells:
                 shell.look()
             failed = any(shell.failed for shell in shells)
-            trains = all(shell.trained for shell in shells)
+            trains = _train(shells)
             if failed and goes_on and trains and not self._asked.is_set():
                 return any(shell.running for shell in shells)
             if others.is_set() and trains and not failed and not self._asked.is_set():
@@ -171,53 +177,70 @@ class Hosts:
             if any(shell.lost for shell in shells):
                 return False  # others wait for it, in connections that are whole
             if failed_s is None and failed:
-                failed_s = time.monotonic()
+                failed_s = self._world.now_s()
             for shell in shells:
                 shell.end_waiting()
-            if failed_s is not None and time.monotonic() - failed_s > _LAST_WORDS_S:
+            if failed_s is not None and self._world.now_s() - failed_s > _LAST_WORDS_S:
                 return False
-            time.sleep(_LOOK_S if goes_on else _LOOK_EVERY_S)
+            self._world.sleep(_LOOK_S if goes_on else _LOOK_EVERY_S)
         return False
 
 
-class _Shell:
+def _train(hosts: Collection[_Host]) -> bool:
+    """Whether those that are left can be called back: one that is lost may not have said so any
+    more."""
+    there = [host for host in hosts if host.running and not host.lost]
+    return bool(there) and all(host.trained for host in there)
+
+
+class Line(Protocol):
+    """To the command that runs on a host."""
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None: it runs, as far as is known here."""
+        ...
+
+    def send(self, word: str) -> None:
+        """Nothing happens where it has ended."""
+        ...
+
+    def ask(self) -> Callable[[], bool]:
+        """Asks the host over another connection; what is returned says whether it has answered."""
+        ...
+
+    def wait(self, time_s: float) -> None:
+        """For its end, and its last words."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once, here at least: its host may not answer any more."""
+        ...
+
+
+Connect = Callable[[HostCommand, Callable[[str], None]], Line]
+"""Runs a command on its host; each line that it prints is heard, from any thread."""
+
+
+class _Host:
     """One host's command, seen from here."""
 
-    def __init__(self, command: HostCommand, rsh: Sequence[str], tell: Tell) -> None:
-        self.host, self._tell = command.host, tell
+    def __init__(self, command: HostCommand, connect: Connect, tell: Tell, world: World) -> None:
+        self.host, self._tell, self._world = command.host, tell, world
         self._heard_s: float | None = None  # it has begun, and was alive then
+        self._answered: Callable[[], bool] | None = None  # where it was asked since
+        self._asked_s = 0.0
         self._state, self._told = HostState(), 0
         self.lost = self.trained = self._ending = False
-        words = [*rsh, command.target, shlex.join(command.words)]
-        try:
-            self._child = subprocess.Popen(
-                words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,  # Ctrl-C is for us alone
-            )
-        except OSError as error:
-            raise RunFailed(
-                f"{words[0]!r} cannot be run: {error.strerror or error}",
-                place=f"host {command.host}",
-                fix="install it, or name another with --rsh",
-            ) from error
-        assert self._child.stdout is not None
-        self._reader = threading.Thread(
-            target=self._pass_on, args=(self._child.stdout,), daemon=True
-        )
-        self._reader.start()
+        self._line = connect(command, self._hear)
 
     @property
     def running(self) -> bool:
-        return self._child.poll() is None
+        return self._line.status is None
 
     @property
     def failed(self) -> bool:
-        return self.lost or bool(self._child.poll()) or (self._is_news and self._state.failed)
+        return self.lost or bool(self._line.status) or (self._is_news and self._state.failed)
 
     @property
     def back(self) -> bool:
@@ -242,35 +265,37 @@ class _Shell:
 
     @property
     def status(self) -> int:
-        status = self._child.wait()
-        return LOST if self.lost else status
+        """Once it has ended."""
+        return LOST if self.lost or self._line.status is None else self._line.status
 
     def look(self) -> None:
         """Gives it up where it has been silent for too long."""
         if self._heard_s is None or self.lost or not self.running:
             return
-        silent_s = time.monotonic() - self._heard_s
-        if silent_s > SILENT_S:
+        now_s = self._world.now_s()
+        silent_s = now_s - self._heard_s
+        if silent_s <= ASK_S:
+            self._answered = None
+        elif self._answered is None:
+            self._answered, self._asked_s = self._line.ask(), now_s
+        elif silent_s > BUSY_S or (
+            now_s - self._asked_s > SILENT_S - ASK_S and not self._answered()
+        ):
             self.lost = True
             self._tell(f"{self.host}: silent for {silent_s:.0f} s, taken for lost")
-            self._child.kill()
+            self._line.kill()
 
     def order(self, word: str) -> None:
-        assert self._child.stdin is not None
-        with suppress(OSError):  # it has ended
-            self._child.stdin.write(word + "\n")
-            self._child.stdin.flush()
+        self._line.send(word)
 
     def end(self) -> None:
         """Ends it, where it still runs, and shows its last lines."""
         if self.running:
             self.order(END)
-            with suppress(subprocess.TimeoutExpired):
-                self._child.wait(_GRACE_S)
-            self._child.kill()
-        self._child.wait()
+            self._line.wait(_GRACE_S)
+            self._line.kill()
         if not self.lost:
-            self._reader.join(_GRACE_S)
+            self._line.wait(_GRACE_S)
 
     def end_waiting(self) -> None:
         """Where ranks were lost that trained, nobody waits for another episode any longer."""
@@ -280,20 +305,92 @@ class _Shell:
 
     def kill(self) -> None:
         """Ends it at once; its host may not answer any more."""
-        self._child.kill()
-        self._child.wait()
+        self._line.kill()
 
-    def _pass_on(self, stream: IO[str]) -> None:
-        for line in stream:
-            said, beat, state = line.partition(BEAT)
-            if beat:  # behind what a rank has printed of a line by then
-                self._heard_s = time.monotonic()
-                if state.startswith("{"):
-                    self._take(state)
-            if said.strip():
-                self._tell(f"{self.host}: {said.rstrip()}")
+    def _hear(self, line: str) -> None:
+        said, beat, state = line.partition(BEAT)
+        if beat:  # behind what a rank has printed of a line by then
+            self._heard_s = self._world.now_s()
+            if state.startswith("{"):
+                self._take(state)
+        if said.strip():
+            self._tell(f"{self.host}: {said.rstrip()}")
 
     def _take(self, state: str) -> None:
         """What the host says of its ranks."""
         self._state = load(HostState, *as_table(*parse_json(state, self.host)))
         self.trained |= self._is_news and self._state.train
+
+
+class Shell:
+    """A command over ssh, or another command that runs words there."""
+
+    def __init__(
+        self, command: HostCommand, hear: Callable[[str], None], rsh: Sequence[str]
+    ) -> None:
+        self._there = [*rsh, command.target]
+        words = [*self._there, shlex.join(command.words)]
+        try:
+            self._child = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is for us alone
+            )
+        except OSError as error:
+            raise RunFailed(
+                f"{words[0]!r} cannot be run: {error.strerror or error}",
+                place=f"host {command.host}",
+                fix="install it, or name another with --rsh",
+            ) from error
+        assert self._child.stdout is not None
+        self._reader = threading.Thread(
+            target=self._pass_on, args=(self._child.stdout, hear), daemon=True
+        )
+        self._reader.start()
+
+    @property
+    def status(self) -> int | None:
+        return self._child.poll()
+
+    def send(self, word: str) -> None:
+        assert self._child.stdin is not None
+        with suppress(OSError):  # it has ended
+            self._child.stdin.write(word + "\n")
+            self._child.stdin.flush()
+
+    def ask(self) -> Callable[[], bool]:
+        asked = subprocess.Popen(
+            [*self._there, "true"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        threading.Thread(target=_end_with, args=(asked, BUSY_S), daemon=True).start()
+        return lambda: asked.poll() == 0
+
+    def wait(self, time_s: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(time_s)
+            self._reader.join(time_s)
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.wait()
+
+    def _pass_on(self, stream: IO[str], hear: Callable[[str], None]) -> None:
+        for line in stream:
+            hear(line)
+
+
+def _end_with(process: subprocess.Popen[bytes], time_s: float) -> None:
+    """Waits for a process so long, then ends it."""
+    try:
+        process.wait(time_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SAVED_NOT_FINISHED, CheckpointError, PeerDown, RatrainError, RunFailed
@@ -23,7 +23,8 @@ from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.ready import Launcher
-from ratrain.runtime.run.remote import LOST, Everywhere, HostCommand, Hosts
+from ratrain.runtime.run.remote import LOST, Connect, Everywhere, HostCommand, Hosts
+from ratrain.runtime.run.world import HERE, World
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 _WITHOUT = "cluster.without"
@@ -36,19 +37,42 @@ LOOK_EVERY_S = 5.0
 """How often hosts that the run does without are asked whether they are back."""
 
 
+class Planning(Protocol):
+    """What program a run has, for which hosts."""
+
+    @property
+    def left_out(self) -> set[str]:
+        """The hosts that the program does without."""
+        ...
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the job says how it is laid out, for all of its hosts."""
+        ...
+
+    def plan(self, lost: tuple[str, ...]) -> None:
+        """Gives the run another program, for other hosts than it has one for."""
+        ...
+
+
+Ask = Callable[[Collection[str], float], set[str]]
+"""Which of some hosts answer, within some seconds."""
+
+
 @dataclass(frozen=True)
 class Surviving:
-    """How a run is started, and told of. `commands`: what each host that has ranks runs, as the
-    run's folder is now; `targets`: what `rsh` calls every host of the cluster, by its name;
-    `goes_on`: the commands are ones whose ranks can go on after a loss."""
+    """How a run is started, and told of. `commands`: what each host that has ranks runs, as its
+    program is now; `hosts`: all of the cluster, by name; `goes_on`: the commands are ones whose
+    ranks can go on after a loss."""
 
-    folder: RunFolder
+    planning: Planning
     commands: Callable[[], Sequence[HostCommand]]
-    targets: dict[str, str]
-    rsh: Sequence[str]
-    launcher: Callable[[], Launcher]
+    hosts: Sequence[str]
+    connect: Connect
+    ask: Ask
     tell: Callable[[str], None]
     goes_on: bool = False
+    world: World = HERE
 
     def run(self, restarts: int) -> int:
         """Runs to the end, or until it was asked to stop, or has failed once more than it may be
@@ -57,7 +81,7 @@ class Surviving:
         left, looks = restarts, True
         try:
             while True:
-                hosts = hosts or Hosts(self.commands(), self.rsh, self.tell)
+                hosts = hosts or Hosts(self.commands(), self.connect, self.tell, self.world)
                 with self._looking(looks=looks) as returned:
                     ended = hosts.wait(returned, goes_on=self.goes_on and left > 0)
                 if ended.joined:
@@ -85,11 +109,9 @@ class Surviving:
         """After a loss: without the hosts that were given up, which may be taken in later."""
         before = set(hosts.names)
         there = hosts.call_back()
-        spec = self.folder.read_spec()
-        asked = _as_asked(spec)
-        gone = _left_out(asked, spec) | (before - set(there))
-        lost = tuple(name for name in self.targets if name in gone)
-        if lost and asked.layout is not None:
+        gone = self.planning.left_out | (before - set(there))
+        lost = tuple(name for name in self.hosts if name in gone)
+        if lost and self.planning.is_fixed:
             lost = self._lost(there, LOOK_S)
         self._plan_or_wait(lost, there)
         hosts.go_on(self.commands())
@@ -97,17 +119,17 @@ class Surviving:
     def _plan_or_wait(self, lost: tuple[str, ...], there: Collection[str]) -> None:
         """Plans for those that are there; where they cannot take the run over, waits a while for
         the others to come back. `there`: known to be there."""
-        end_s, refused = time.monotonic() + RETURN_S, set[tuple[str, ...]]()
+        end_s, refused = self.world.now_s() + RETURN_S, set[tuple[str, ...]]()
         while True:
             try:
-                return self._plan_for_those_there(lost)
+                return self.planning.plan(lost)
             except RatrainError as error:
-                if time.monotonic() > end_s or not lost:
+                if self.world.now_s() > end_s or not lost:
                     raise
                 self.tell(f"waiting up to {RETURN_S:g} s for {', '.join(lost)}: {error.what}")
             refused.add(lost)
-            while lost in refused and time.monotonic() < end_s:  # it would be refused again
-                time.sleep(LOOK_S)
+            while lost in refused and self.world.now_s() < end_s:  # it would be refused again
+                self.world.sleep(LOOK_S)
                 lost = self._lost(there, LOOK_S)
 
     def _take_in(self, hosts: Hosts) -> bool:
@@ -116,7 +138,7 @@ class Surviving:
         lost = self._lost(hosts.names, LOOK_S)
         for _ in range(_TRIES):
             try:
-                self._plan_for_those_there(lost)
+                self.planning.plan(lost)
                 break
             except CheckpointError:  # ranks remove some meanwhile: there are newer ones
                 continue
@@ -134,24 +156,52 @@ class Surviving:
     def _looking(self, *, looks: bool) -> Generator[threading.Event]:
         """An event that comes when a host answers that the run does without."""
         returned, over = threading.Event(), threading.Event()
-        spec = self.folder.read_spec()
-        left_out = _left_out(_as_asked(spec), spec) & set(self.targets)
+        left_out = self.planning.left_out & set(self.hosts)
 
         def look() -> None:
-            there = set(self.targets) - left_out
-            while not over.wait(LOOK_EVERY_S):
-                if set(self._lost(there, LOOK_S)) != left_out:
+            there = set(self.hosts) - left_out
+            while not over.is_set():
+                self.world.sleep(LOOK_EVERY_S)
+                if not over.is_set() and set(self._lost(there, LOOK_S)) != left_out:
                     returned.set()
                     return
 
-        thread = threading.Thread(target=look, daemon=True)
         if looks and left_out and self.goes_on:
-            thread.start()
+            self.world.begin(look, "looks for hosts")
         yield returned
         over.set()
 
-    def _plan_for_those_there(self, lost: tuple[str, ...]) -> None:
-        """Gives the run another program, where other hosts are there than it has one for."""
+    def _lost(self, there: Collection[str] = (), patience_s: float = ANSWER_S) -> tuple[str, ...]:
+        """The hosts that do not answer, in the cluster's order. `there`: known to be there."""
+        answer = self.ask([name for name in self.hosts if name not in there], patience_s)
+        lost = tuple(name for name in self.hosts if name not in there and name not in answer)
+        if len(lost) == len(self.hosts):
+            raise RunFailed(
+                "no host of the cluster answers",
+                place="ratrain launch",
+                fix="launch again when they do: it resumes from the latest checkpoint",
+            )
+        return lost
+
+
+@dataclass(frozen=True)
+class FolderPlanning:
+    """That of a run's folder. `launcher`: one that resumes it."""
+
+    folder: RunFolder
+    launcher: Callable[[], Launcher]
+    tell: Callable[[str], None]
+
+    @property
+    def left_out(self) -> set[str]:
+        spec = self.folder.read_spec()
+        return _left_out(_as_asked(spec), spec)
+
+    @property
+    def is_fixed(self) -> bool:
+        return _as_asked(self.folder.read_spec()).layout is not None
+
+    def plan(self, lost: tuple[str, ...]) -> None:
         spec = self.folder.read_spec()
         asked = _as_asked(spec)
         if set(lost) == _left_out(asked, spec):
@@ -186,34 +236,30 @@ class Surviving:
                     "so that it is planned for the hosts that there are",
                 ) from error
 
-    def _lost(self, there: Collection[str] = (), patience_s: float = ANSWER_S) -> tuple[str, ...]:
-        """The hosts that do not answer, in the cluster's order. `there`: known to be there."""
-        answers = {name: name in there for name in self.targets}
 
-        def ask(name: str) -> None:
-            words = [*self.rsh, self.targets[name], "true"]
-            try:
+def asked_over(rsh: Sequence[str], targets: Mapping[str, str]) -> Ask:
+    """Asks over `rsh`, which calls hosts `targets`, all at once."""
+
+    def ask(names: Collection[str], patience_s: float) -> set[str]:
+        answer: set[str] = set()
+
+        def ask_one(name: str) -> None:
+            words = [*rsh, targets[name], "true"]
+            with suppress(OSError, subprocess.TimeoutExpired):
                 done = subprocess.run(
                     words, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s
                 )
-            except (OSError, subprocess.TimeoutExpired):
-                return
-            answers[name] = done.returncode == 0
+                if done.returncode == 0:
+                    answer.add(name)
 
-        threads = [
-            threading.Thread(target=ask, args=(name,)) for name in self.targets if name not in there
-        ]
+        threads = [threading.Thread(target=ask_one, args=(name,)) for name in names]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        if not any(answers.values()):
-            raise RunFailed(
-                "no host of the cluster answers",
-                place=" ".join(self.rsh),
-                fix="launch again when they do: it resumes from the latest checkpoint",
-            )
-        return tuple(name for name, there in answers.items() if not there)
+        return answer
+
+    return ask
 
 
 def _require_reached(ended: Everywhere) -> None:

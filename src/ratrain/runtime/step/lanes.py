@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -131,21 +131,35 @@ class Lanes:
             thread.join(max(0.0, end_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def finish(self, kind: Kind) -> None:
+    def finish(self, kinds: Collection[Kind], *, passing: Kind | None = None) -> None:
         """Does what is left of a lane's step, once all lanes are back: its next ops, as long as
-        they are of this kind, which needs no other rank, and all that they wait for has ended."""
+        they are of these kinds, which need no other rank, and all that they wait for has ended;
+        behind a Commit that is there, since those that still read states were called back.
+        `passing`: a kind whose ops count as ended."""
         for lane, step in self._step_of.items():
-            turn = self._turn(step)
+            turn, committed = self._turn(step), False
             for op in self._schedule.of_step(lane, step + self._ahead):
-                if self._completions.has_ended(op, turn):
+                if self._completions.has_ended(op, turn) or op.kind is passing:
+                    committed |= op.kind is Kind.Commit
                     continue
-                needs_nobody = op.kind is kind or op.kind.is_barrier
-                if not (needs_nobody and self._completions.may_begin(op, turn)):
+                if not (op.kind in kinds or op.kind.is_barrier):
+                    break
+                if not (committed or self._completions.may_begin(op, turn)):
                     break
                 with self._device.stream(lane.word) as stream:
                     self._execute(op, step)
                     mark = stream.finish()
                 self._completions.ended(op, time.perf_counter(), mark)
+
+    def stands_before(self, kind: Kind) -> bool:
+        """Whether an op of a kind is the next of its lane, and all that it waits for has ended."""
+        for lane, step in self._step_of.items():
+            turn = self._turn(step)
+            ops = self._schedule.of_step(lane, step + self._ahead)
+            left = next((op for op in ops if not self._completions.has_ended(op, turn)), None)
+            if left is not None and left.kind is kind:
+                return self._completions.may_begin(left, turn)
+        return False
 
     def record_last(self, steps: int) -> None:
         """Ops of each lane's last steps are kept on record, whenever the run ends."""

@@ -13,6 +13,7 @@ from torch.nn import functional
 from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.describe.optimizers import Optimizer
+from ratrain.errors import SpecError
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
@@ -23,6 +24,7 @@ from ratrain.runtime.step.exchange.feedback import Residual
 from ratrain.runtime.step.exchange.slots import Slots
 from ratrain.runtime.step.frozen import FROZEN, FrozenShare
 from ratrain.runtime.step.held import HeldStates
+from ratrain.runtime.step.mirror import Mirror, buddies, in_pages, room
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range, parameters_in
 from ratrain.runtime.step.outer import OuterStates
 from ratrain.runtime.step.schedule import LocalUnit
@@ -34,7 +36,7 @@ Source = Callable[[str, str, int, int], Tensor]
 
 @dataclass(frozen=True)
 class Making:
-    """What all units of a rank are made of. `dtypes`: of each world rank."""
+    """What all units of a rank are made of. `dtypes`, `hosts`: of each world rank."""
 
     held: HeldStates
     setup: Setup
@@ -44,6 +46,7 @@ class Making:
     device: torch.device
     optimizer: Optimizer
     dtypes: Sequence[torch.dtype]
+    hosts: Sequence[int]
 
     def unit(
         self, local: LocalUnit, holders: Holders, groups: Groups | None, across: Across | None
@@ -134,6 +137,7 @@ class _OfUnit:
             outer=self._outer(),
             own=self._is_own,
             across=self._across,
+            mirror=self._mirror(),
         )
 
     def _unlike(self) -> tuple[torch.dtype, ...]:
@@ -224,6 +228,28 @@ class _OfUnit:
             state.hold(self._owned(state.name, run), inside) for state in self._of.optimizer.states
         )
         return OwnedPart(run.start, run.stop, self._layout.decay_end, weights, states, inside)
+
+    def _mirror(self) -> Mirror | None:
+        """Another holder's part, where each has its own alone."""
+        if not self._of.setup.is_mirrored(self._name):
+            return None
+        if self._of.device.type != "cpu":
+            raise SpecError(
+                f"mirrors are updated by processors, which round otherwise than {self._of.device}",
+                place="[schedule] mirror",
+                fix="leave it out: after a loss the run goes on from the latest checkpoint",
+            )
+        buddy, owner = buddies([self._of.hosts[rank] for rank in self._holders], self._place)
+        begin, end = owned_range(self._padded, len(self._holders), owner)
+        run = slice(begin, end)
+        inside = parameters_in(self._layout, run)
+        states = tuple(
+            state.hold(in_pages(self._read(state.name, run)), inside)
+            for state in self._of.optimizer.states
+        )
+        weights = in_pages(self._read("weights", run))
+        part = OwnedPart(begin, end, self._layout.decay_end, weights, states, inside)
+        return Mirror(buddy, owner, part, room(weights.nbytes))
 
     def _frozen(self, weights: Weights) -> FrozenShare | None:
         """Attaches the weights that nobody updates; this rank's share where they are gathered."""

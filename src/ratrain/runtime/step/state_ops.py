@@ -16,6 +16,7 @@ from ratrain.program.setup import Setup
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.exchange.buckets import Buckets, Span
 from ratrain.runtime.step.exchange.narrowing import narrowed, widen_from_front
+from ratrain.runtime.step.mirror import Mirror
 from ratrain.runtime.step.network.broadcast import summed
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
@@ -212,6 +213,21 @@ class StateOps:
         self._make_weights(unit, op)
         unit.version = step + 1
 
+    def mirror_gradient(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
+        (own,) = self._sums(unit)
+        mirror_of(unit).swap(self._network, unit.holders, own)
+
+    def commit(self, op: LocalOp, step: int) -> None:
+        """All ranks have come here: each gradient of the step is on two of them."""
+        self._network.combine(Lane.UPDATE, torch.zeros(1, dtype=torch.float64), summed)
+
+    def mirror_update(self, op: LocalOp, step: int) -> None:
+        mirror = mirror_of(self.unit(op))
+        mirror.version = TORN
+        mirror.update(self._train, step, self.clipping)
+        mirror.version = step + 1
+
     def _make_weights(self, unit: UnitState, op: LocalOp) -> None:
         """What compute reads, of the updated master weights: over what it has read; or, where that
         waits elsewhere, in a slot on the way there, or until it is gathered in the gradient's
@@ -316,6 +332,11 @@ class StateOps:
     def unit(self, op: LocalOp) -> UnitState:
         """The unit that an op is about."""
         return self._states.units[op.unit]
+
+
+def mirror_of(unit: UnitState) -> Mirror:
+    assert unit.mirror is not None
+    return unit.mirror
 
 
 def _of(tensor: Tensor | None) -> Tensor:

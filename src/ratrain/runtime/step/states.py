@@ -144,17 +144,28 @@ def rank_states(
     optimizer: Optimizer,
     collectives: Callable[[str], Collectives] = lambda _: DIRECTLY,
     tiers: Mapping[str, Tier] = _NO_TIERS,
+    hosts: Sequence[int] = (),
 ) -> RankStates:
     """The states of a rank. What it owns of weights and states is read from `source`, range by
-    range; the rest is for `RankStates.complete`. `collectives`: of each unit. `numbers`: of each
-    world rank. `tiers`: where optimizer states wait, by name."""
+    range; the rest is for `RankStates.complete`. `collectives`: of each unit. `numbers`,
+    `hosts`: of each world rank. `tiers`: where optimizer states wait, by name."""
     setup, (dtype, gradient_dtype) = schedule.program.setup, numbers[seat.world_rank]
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
     held = HeldStates(device)
     away, away_views, away_gradients = (AwayStates(device) for _ in range(3))
     dtypes = [each.dtype for each in numbers]
-    making = Making(held, setup, seat, make_unit, source, device.place, optimizer, dtypes)
+    making = Making(
+        held,
+        setup,
+        seat,
+        make_unit,
+        source,
+        device.place,
+        optimizer,
+        dtypes,
+        hosts or (0,) * seats.world_size,
+    )
     units: list[UnitState] = []
     stores = {op.unit for op in schedule.ops if op.kind is Kind.StoreGradient}
     for local in schedule.units:

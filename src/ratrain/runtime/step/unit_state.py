@@ -21,6 +21,7 @@ from ratrain.runtime.step.exchange.slots import Slots, Unlike
 from ratrain.runtime.step.exchange.unlike_views import UnlikeView
 from ratrain.runtime.step.frozen import FrozenShare
 from ratrain.runtime.step.held import HeldStates
+from ratrain.runtime.step.mirror import Mirror
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.outer import OuterStates
@@ -82,6 +83,7 @@ class UnitState:
     updated: Tensor | None = None  # own shares, until a view that waits elsewhere is gathered
     own: bool = False  # other replicas' or sites' states differ, and are saved by themselves
     across: Across | None = None  # where sites average weights
+    mirror: Mirror | None = None  # of another holder's part
     version: int = 0  # steps whose update is in its weights and states; `TORN` during one
 
     @property

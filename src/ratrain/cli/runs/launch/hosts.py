@@ -97,8 +97,13 @@ def command(
     from ratrain.runtime.run.host_ranks import HostEpisode, run_host_ranks
     from ratrain.runtime.run.hosts import host_called, hosts_of
     from ratrain.runtime.run.ready import Launcher
-    from ratrain.runtime.run.remote import HostCommand
-    from ratrain.runtime.run.survive import Surviving, hosts_asked_for
+    from ratrain.runtime.run.remote import HostCommand, Shell
+    from ratrain.runtime.run.survive import (
+        FolderPlanning,
+        Surviving,
+        asked_over,
+        hosts_asked_for,
+    )
     from ratrain.runtime.run_folder import RunFolder
 
     folder = RunFolder(run.resolve())
@@ -156,11 +161,9 @@ def command(
             for line in set_damage_aside(folder):
                 say(line)
         handed = ("--claim", own_claim.words) if own_claim else ()
-        surviving = Surviving(
+        words = shlex.split(rsh)
+        planning = FolderPlanning(
             folder,
-            lambda: commands("--follow-input", *handed),
-            address_of,
-            shlex.split(rsh),
             lambda: Launcher(
                 "ratrain launch",
                 say,
@@ -169,6 +172,14 @@ def command(
                 starts_here=False,
                 claim=own_claim,
             ),
+            say,
+        )
+        surviving = Surviving(
+            planning,
+            lambda: commands("--follow-input", *handed),
+            list(address_of),
+            lambda host_command, hear: Shell(host_command, hear, words),
+            asked_over(words, address_of),
             say,
             goes_on=own_claim is not None,
         )

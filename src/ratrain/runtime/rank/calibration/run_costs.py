@@ -298,15 +298,17 @@ def _compute(measured: _Measured) -> dict[Cost, Work]:
     def column(read: Callable[[UnitTimes], float]) -> Floats:
         return measured.column(read) + measured.between_s
 
+    updated = replace(
+        fixed_work(update_s),
+        interrupt_s=measured.column(lambda t: t.update_cpu_s) * measured.delay_s_per_cpu_s,
+    )
     return {
         Cost.FORWARD: fixed_work(column(lambda t: t.forward_s)),
         Cost.BACKWARD: fixed_work(column(lambda t: t.backward_s)),
         Cost.INPUT_GRADIENT: fixed_work(column(lambda t: t.input_gradient_s)),
         Cost.WEIGHT_GRADIENT: fixed_work(column(lambda t: t.weight_gradient_s)),
-        Cost.UPDATE: replace(
-            fixed_work(update_s),
-            interrupt_s=measured.column(lambda t: t.update_cpu_s) * measured.delay_s_per_cpu_s,
-        ),
+        Cost.UPDATE: updated,
+        Cost.MIRROR_UPDATE: updated,
     }
 
 
@@ -365,7 +367,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     holders = units.peers if sites else units.holders
     elements = measured.column(lambda t: t.elements)
     gradient_bytes = elements * element_bytes.gradient
-    reduced = gathered = averaged = fixed_work(measured.zero)
+    reduced = gathered = averaged = mirrored = fixed_work(measured.zero)
     setup = measured.setup
     each_bytes = 2 if setup.narrow_averages else 4 if setup.averages.by_turns else None
     each_bytes = each_bytes or element_bytes.saved
@@ -381,6 +383,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         reduced = measured.collective(reduced_bytes)
         if buckets is not None:
             reduced = replace(reduced, fixed_s=reduced.fixed_s * 2 * buckets)
+        mirrored = measured.collective(gradient_bytes / holders)
         averaged = measured.collective(2 * each_bytes * elements * others)
         narrowing_s = measured.column(lambda t: t.narrowing_s)
         reduced = replace(
@@ -407,6 +410,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     return {
         Cost.REDUCE: reduced,
         Cost.GATHER: gathered,
+        Cost.MIRROR: mirrored,
         Cost.AVERAGE: averaged,
         Cost.TIE: tied,
         Cost.NORM: fixed_work(measured.zero + measured.exchange_s),
