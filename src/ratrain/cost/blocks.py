@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal
 
-from ratrain.cost.held import held_bytes
+from ratrain.describe.held import held_bytes
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.own import Work, own_cost
 from ratrain.describe.trained import EMBEDDING, HEAD, unit_parameters

@@ -115,7 +115,9 @@ def unpacked_bytes(tensors: Iterable[Tensor], element_bytes: int, tensor: int, r
     if not matrices:
         return 0
     whole = max(size if dims > 2 else -(-size // tensor) for dims, size in matrices)
-    return element_bytes * whole + 4 * min(whole, pieces_on(runs_on).update)
+    pieces = pieces_on(runs_on)
+    piece = pieces.product if is_gpu(runs_on) else pieces.update
+    return element_bytes * whole + 4 * min(whole, piece)
 
 
 def _looked_up_bytes(model: ModelSpec, sequence: int, rows: int, element_bytes: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ratrain.cost.held import SCALES
+from ratrain.describe.held import SCALES
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.parameters import EXPERTS, ROUTER
 from ratrain.describe.trained import LORA_A, NARROWING

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ratrain.cost.held import BLOCK, SCALES, block_dim
-from ratrain.cost.scratch import pieces_on
+from ratrain.describe.held import BLOCK, SCALES, block_dim
+from ratrain.describe.runs_on import is_gpu
+from ratrain.models.functions.chunks import chunk_elements
 from ratrain.models.parameters import Parameter, UnitParameters
 
+AT_ONCE = 1 << 18
+"""Elements that are widened at once on a CPU; `cost.scratch` counts as many."""
 _MOST = 127
 Read = Callable[[int, int], Tensor]
 """Values begin .. end of the buffer as it would be in fp32."""
@@ -92,7 +95,7 @@ def _product(numbers: Tensor, scales: Tensor, dim: int, dtype: torch.dtype) -> T
     made = torch.empty(numbers.shape, dtype=dtype, device=numbers.device)
     rows = made.view(-1, made.shape[-1])
     numbers, scales = numbers.view(rows.shape), scales.view(-1, scales.shape[-1])
-    elements = pieces_on(made.device.type).update
+    elements = chunk_elements(made) if is_gpu(made.device.type) else AT_ONCE
     step = max(BLOCK, elements // rows.shape[1] // BLOCK * BLOCK)
     for begin in range(0, len(rows), step):
         here = slice(begin, min(begin + step, len(rows)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ratrain.cost.held import stored
+from ratrain.describe.held import stored
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.trained import EMBEDDING, HEAD, adapters, unit_parameters
 from ratrain.errors import SpecError
