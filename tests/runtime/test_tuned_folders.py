@@ -50,7 +50,7 @@ def test_a_base_of_8_bits_takes_less_memory_and_no_more_than_is_proved(
     sharding: int, tmp_path: Path
 ) -> None:
     setting = replace(WIDE, sharding=sharding)
-    peaks, bounds, elements = dict[str, int](), dict[str, int](), 0
+    peaks, bounds, elements = dict[str, int](), dict[str, int]()
     for base in ("fp32", "int8"):
         lora = {"rank": 4, **({"base": base} if base == "int8" else {})}
         run = made(tmp_path / base, replace(setting, train=(("lora", lora),)))
@@ -65,7 +65,7 @@ def test_a_base_of_8_bits_takes_less_memory_and_no_more_than_is_proved(
     elements = sum(t.elements for t in matrices if len(t.shape) > 1)
     saved = 2.9 * elements / (2 if sharding else 1)  # of 4 bytes 1 1/16 are left
     assert peaks["fp32"] - peaks["int8"] > saved - 4 * max(t.elements for t in matrices)
-    assert abs((bounds["fp32"] - bounds["int8"]) - (peaks["fp32"] - peaks["int8"])) < 0.2 * saved
+    assert bounds["int8"] < bounds["fp32"] - 0.7 * saved
 
 
 def test_adapters_are_trained_resumed_and_written_merged_and_apart(tmp_path: Path) -> None:
