@@ -36,6 +36,8 @@ TWO_KINDS = str(Path(__file__).parents[2] / "examples" / "unequal.toml")
 UNEQUAL = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
 SAVED = "checkpoints/step-00000004"
 HELD_OUT = ["--set", 'data.validation=["held-out.txt"]', "--set", "train.validate_every=2"]
+HELD_OUT += ["--set", "train.sample_every=2", "--set", 'train.prompts=["a"]']
+HELD_OUT += ["--set", "train.sample_tokens=3"]
 Words = list[str]
 TWO_SITES = Path(__file__).parents[2] / "examples" / "clusters" / "two-sites-lab.toml"
 

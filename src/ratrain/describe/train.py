@@ -11,6 +11,7 @@ from ratrain.describe.amounts import (
     Count,
     FileName,
     Fraction,
+    Message,
     Name,
     Natural,
     NotNegative,
@@ -82,6 +83,11 @@ class TrainSpec:
     balance_loss: NotNegative | None = None
     lora: LoraSpec | None = None  # adapters are trained, the model's own weights are not
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
+    # steps after which the model goes on with prompts, with its likeliest words; 0: never
+    sample_every: Natural = 0
+    prompts: tuple[Message, ...] = ()
+    prompts_file: FileName | None = None  # more of them, a line each
+    sample_tokens: Count = 40  # of each; as many forward passes of a micro-batch
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
     # what all ranks compute on, as [[device]] runs_on; auto: as the cluster file says of each
     device: Name = AS_CLUSTER
