@@ -119,7 +119,7 @@ class TrainSpec:
 class DataSpec:
     """Where tokens come from. File table: [data]."""
 
-    files: tuple[FileName, ...]  # names or patterns, relative to the job file
+    files: tuple[FileName, ...]  # names or patterns, relative to the job file; or URLs (s3://...)
     tokenizer: FileName = "bytes"  # or a tokenizer.json of Hugging Face
     text_key: str = "text"  # of JSON lines and Parquet
     # of conversations, lists of messages: the tokenizer's chat template writes them as text, of
