@@ -125,6 +125,8 @@ def test_gradients_that_wait_leave_a_sound_program_in_every_order_and_sharding_l
     setup = Setup((replica(cut, 6, 2, ends=True),))
     choices = Choices(gradient_tier="disk", keep_all=True)
     away = apply_strategy(chosen, setup, choices)
+    with_all = replace(choices, optimizer_tier="disk", view_tier="disk")
+    assert verify(apply_strategy(chosen, setup, with_all)).sound
     verdict = verify(away)
     assert verdict.sound
     assert read_text(write_text(away)) == away

@@ -27,10 +27,14 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
         return near, server.accept()[0]
 
 
-@pytest.fixture
-def ends() -> Generator[Ends]:
+@pytest.fixture(params=[0, 1, 3], ids=["alone", "one rail", "three rails"])
+def ends(request: pytest.FixtureRequest) -> Generator[Ends]:
     near, far = tcp_pair()
-    both = Connection(near, 0, 1, 5.0), Connection(far, 1, 0, 5.0)
+    rails = [tcp_pair() for _ in range(request.param)]
+    both = (
+        Connection(near, 0, 1, 5.0, rails=[rail[0] for rail in rails]),
+        Connection(far, 1, 0, 5.0, rails=[rail[1] for rail in rails]),
+    )
     yield both
     for end in both:
         end.close()

@@ -220,6 +220,16 @@ def test_memory_of_a_killed_sender_is_never_taken_for_its_frame(other_process: B
         end.receive(np.zeros(1 << 20, np.uint8).data)
 
 
+def test_a_sender_that_finds_it_cannot_go_on_hangs_up_before_its_memory_is_used_again() -> None:
+    reader, doomed = pair(), pair()
+    doomed[1].close()
+    body = np.ones(1 << 20, np.uint8)
+    with pytest.raises(PeerDown):
+        move([Leaving(reader[0], body.data)], [Landing(doomed[0], memoryview(bytearray(8)))])
+    with pytest.raises(PeerDown):
+        reader[1].receive(np.zeros(1 << 20, np.uint8).data)
+
+
 def test_a_sender_that_cannot_go_on_hangs_up_before_its_memory_is_used_again() -> None:
     reader, doomed = pair(), pair()
     body = np.ones(1 << 20, np.uint8)

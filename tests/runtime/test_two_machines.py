@@ -1,12 +1,14 @@
-"""Ranks on two machines: two network namespaces that share a folder and one link."""
+"""Ranks on two machines: two network namespaces that share a folder, and one link or two."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,18 +27,22 @@ pytestmark = [
 ]
 
 HOSTS = ("rat-host-0", "rat-host-1")
+WIRES = ("wire", "further")
 SETTING = Setting(pipeline=2, data=2, steps=5)
 
 
 @pytest.fixture
 def hosts() -> Generator[None]:
-    """Two machines at 10.96.77.1 and 10.96.77.2."""
+    """Two machines at 10.96.77.1 and 10.96.77.2, and over another wire at 10.96.78.1 and .2."""
     lines = [["ip", "netns", "add", host] for host in HOSTS]
-    wire = f"link add wire type veth peer name wire netns {HOSTS[1]}"
-    lines += [["ip", "-n", HOSTS[0], *wire.split()]]
-    for number, host in enumerate(HOSTS):
-        lines += [["ip", "-n", host, "addr", "add", f"10.96.77.{number + 1}/24", "dev", "wire"]]
-        lines += [["ip", "-n", host, "link", "set", name, "up"] for name in ("lo", "wire")]
+    lines += [["ip", "-n", host, "link", "set", "lo", "up"] for host in HOSTS]
+    for network, wire in enumerate(WIRES):
+        link = f"link add {wire} type veth peer name {wire} netns {HOSTS[1]}"
+        lines += [["ip", "-n", HOSTS[0], *link.split()]]
+        for number, host in enumerate(HOSTS):
+            address = f"10.96.{77 + network}.{number + 1}/24"
+            lines += [["ip", "-n", host, "addr", "add", address, "dev", wire]]
+            lines += [["ip", "-n", host, "link", "set", wire, "up"]]
     try:
         for line in lines:
             subprocess.run(line, check=True)
@@ -102,6 +108,45 @@ def test_torchrun_on_two_machines_trains_as_one_does_and_ranks_listen_at_the_add
         assert_well(children)
     assert loss_bits(folder) == loss_bits(alone)
     assert_same_end(folder, alone)
+
+
+def sent_bytes(wire: str) -> int:
+    """Over a wire, by the first machine."""
+    words = ["ip", "-n", HOSTS[0], "-s", "-j", "link", "show", wire]
+    said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    return int(json.loads(said)[0]["stats64"]["tx"]["bytes"])
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "one network is down"])
+def test_tensors_go_over_all_networks_that_hosts_share_with_the_same_bits(
+    tmp_path: Path, is_cut: bool
+) -> None:
+    setting = Setting(data=2, steps=5, model=(("hidden_size", 128),))
+    alone, folder = made(tmp_path / "alone", setting), made(tmp_path / "apart", setting)
+    start(alone)
+    for host, wire in product(HOSTS, WIRES):
+        shape = f"qdisc add dev {wire} root tbf rate 100mbit burst 64kb latency 20ms"
+        subprocess.run(["ip", "netns", "exec", host, "tc", *shape.split()], check=True)
+    if is_cut:
+        subprocess.run(["ip", "-n", HOSTS[1], "link", "set", "further", "down"], check=True)
+    rank = [sys.executable, "-m", "ratrain.runtime.rank", str(folder.path)]
+    commands = [
+        ["env", f"RANK={n}", f"RATRAIN_ADDRESS=10.96.77.{n + 1},10.96.78.{n + 1}", *rank]
+        for n in range(2)
+    ]
+    shared = {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.96.77.1"}
+    before = sent_bytes("further")
+    with on_both(commands, MASTER_PORT="29500", **shared) as children:
+        output = [child.communicate(timeout=200)[0] for child in children]
+    assert [child.returncode for child in children] == [0, 0], output
+    assert loss_bits(folder) == loss_bits(alone)
+    assert_same_end(folder, alone)
+    if is_cut:
+        assert "rank 0 is not reached at 10.96.78.1 from 10.96.78.2" in output[1]
+        assert "bytes go over the other networks" in output[1]
+    else:
+        assert sent_bytes("further") - before > 1 << 20
 
 
 LOOP = """

@@ -37,7 +37,8 @@ PORT = "RATRAIN_PORT"
 """A user's choice, on all hosts the same: the port at which rank 0 is met."""
 
 ADDRESS = "RATRAIN_ADDRESS"
-"""A user's choice, for each host: its address for the other ranks."""
+"""A user's choice, for each host: its address for the other ranks. Several, with commas between
+them: one on each of several networks, in an order that is the same on all hosts."""
 
 _LOOPBACK = "127.0.0.1"
 _ELSEWHERE = "192.0.2.1"
@@ -59,6 +60,7 @@ class Launch:
     port: int
     listener: int | None = None
     own_address: str | None = None  # of this host, where it was chosen
+    networks: tuple[str, ...] = ()  # its further addresses, one on each of further networks
     ranks_here: int | None = None  # on this host, where the launcher gives it
     told_in: Path | None = None  # the file, where rank 0 chooses
     place: Place | None = None  # where an engine has put this rank; None: our own launcher has
@@ -89,13 +91,15 @@ def launch_of(environ: Mapping[str, str], run: Path | None = None) -> Launch:
         port += 1  # torchrun's own store has MASTER_PORT
     if not address or port is None:
         raise _not_set("MASTER_PORT" if address else "MASTER_ADDR")
+    chosen, *networks = environ.get(ADDRESS, "").split(",")
     return Launch(
         place.rank,
         place.world_size,
         "127.0.0.1" if place.ranks_here == place.world_size and not ours else address,
         port,
         _listener(environ),
-        environ.get(ADDRESS) or (own_address(place) if told_in and not place.rank else None),
+        chosen or (own_address(place) if told_in and not place.rank else None),
+        tuple(networks),
         place.ranks_here,
         told_in,
         None if ours else place,

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -23,7 +23,7 @@ from ratrain.describe.strict import Rule, load
 from ratrain.engines.places import Place
 from ratrain.errors import SAVED_NOT_FINISHED, SpecError, TransportError
 from ratrain.readers.json import as_table, parse_json
-from ratrain.runtime.environment import COMMAND, FOLLOWED, launch_of
+from ratrain.runtime.environment import ADDRESS, COMMAND, FOLLOWED, launch_of
 from ratrain.runtime.rank.orders import BACK
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
@@ -68,12 +68,22 @@ class HostState:
 
 
 def run_host_ranks(
-    folder: RunFolder, first: HostEpisode, *, follow_input: bool, goes_on: bool = False
+    folder: RunFolder,
+    first: HostEpisode,
+    networks: Sequence[str] = (),
+    *,
+    follow_input: bool,
+    goes_on: bool = False,
 ) -> int:
-    """Runs some ranks of a run to their end; the exit status. `follow_input`: orders come on
-    standard input; `goes_on`: further episodes too."""
+    """Runs some ranks of a run to their end; the exit status. `networks`: the host's addresses,
+    where it is on several; `follow_input`: orders come on standard input; `goes_on`: further
+    episodes too."""
     environment = base_environment(first.world_size, first.address, first.port)
     del environment[FOLLOWED]
+    if len(networks) > 1:
+        environment[ADDRESS] = ",".join(networks)
+    elif ADDRESS in os.environ:
+        environment[ADDRESS] = os.environ[ADDRESS]
     environment |= {COMMAND: "ratrain launch", "LOCAL_WORLD_SIZE": str(len(first.ranks))}
     with _relayed() as output:
         processes = RankProcesses(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from ratrain.cli.terminal.options import PATH
     "addresses",
     multiple=True,
     metavar="NAME=ADDRESS",
-    help="A host's address, where its name is none.",
+    help="A host's address, where its name is none; of a host on several networks all, with "
+    "commas between them: tensors go over all.",
 )
 @click.option(
     "--port",
@@ -103,14 +105,19 @@ def command(
     spec = folder.read_spec()
     hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
     names = dict.fromkeys((*hosts_asked_for(spec), *(each.name for each in hosts)))
-    address_of = _addresses(addresses, list(names))
+    networks = _addresses(addresses, list(names))
+    address_of = {name: own[0] for name, own in networks.items()}
     if host is not None and not as_json:
         ranks = host_called(hosts, host).ranks
         first = next(each.name for each in hosts if 0 in each.ranks)
         episode = HostEpisode(tuple(ranks), spec.seats.world_size, address_of[first], port)
         with handed_on(claim) if claim else nullcontext():
             return run_host_ranks(
-                folder, episode, follow_input=follow_input, goes_on=claim is not None
+                folder,
+                episode,
+                networks.get(host, ()),
+                follow_input=follow_input,
+                goes_on=claim is not None,
             )
 
     def commands(*more: str) -> list[HostCommand]:
@@ -118,12 +125,12 @@ def command(
         hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
         first = next(each.name for each in hosts if 0 in each.ranks)
         words = (python, "-P", "-m", "ratrain", "launch", str(folder.path))
-        meeting = ("--at", f"{first}={address_of[first]}", "--port", str(port), *more)
+        meeting = ("--port", str(port), *more)
         return [
             HostCommand(
                 each.name,
                 address_of[each.name],
-                [*words, "--host", each.name, *meeting],
+                [*words, "--host", each.name, *_at(networks, first, each.name), *meeting],
                 HostEpisode(tuple(each.ranks), spec.seats.world_size, address_of[first], port),
             )
             for each in hosts
@@ -168,19 +175,26 @@ def command(
         return surviving.run(restarts)
 
 
-def _addresses(given: tuple[str, ...], hosts: list[str]) -> dict[str, str]:
-    """Each host's address: the one given, else its name."""
+def _at(networks: Mapping[str, tuple[str, ...]], first: str, own: str) -> Iterator[str]:
+    """What a host is told: where rank 0 is met, and its own addresses where it has several."""
+    told = [own] if len(networks[own]) > 1 else []
+    for name in dict.fromkeys([first, *told]):
+        yield from ("--at", f"{name}={','.join(networks[name])}")
+
+
+def _addresses(given: tuple[str, ...], hosts: list[str]) -> dict[str, tuple[str, ...]]:
+    """Each host's addresses: those given, else its name."""
     from ratrain.describe.strict import nearest
     from ratrain.errors import SpecError
 
-    addresses = {host: host for host in hosts}
+    addresses: dict[str, tuple[str, ...]] = {host: (host,) for host in hosts}
     for text in given:
         name, _, address = text.partition("=")
-        if not address:
+        if not all(each.strip() for each in address.split(",")):
             raise SpecError(f"{text!r} has no address", place="--at", fix="write NAME=ADDRESS")
         if name not in addresses:
             raise SpecError(
                 f"the run has no host {name!r}", place="--at", fix=nearest(name, list(addresses))
             )
-        addresses[name] = address
+        addresses[name] = tuple(each.strip() for each in address.split(","))
     return addresses

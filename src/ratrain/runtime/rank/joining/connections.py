@@ -1,7 +1,8 @@
 """All connections that a rank needs, made once, before anything is sent; then it listens no more.
 
 Of two ranks the higher one connects, to one of its own machine without the network. It says who it
-is and for which channel, in the words of its proof.
+is and for which channel, in the words of its proof; and over which networks, where there are
+several: `[rank, channel, [0, 1]]` behind `[rank, channel, 0]` and `[rank, channel, 1]`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 
 from ratrain.errors import HandshakeFailed, RunFailed, SpecError
 from ratrain.readers.json import parse_json
 from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
 from ratrain.runtime.rank.joining.near_sockets import call_near, introduced
+from ratrain.runtime.rank.joining.rail_sockets import RailDialler
 from ratrain.runtime.rank.joining.rendezvous import Rendezvous
 from ratrain.runtime.step.network.connection import Connection
 from ratrain.runtime.step.network.links import Links, Need
@@ -33,15 +36,19 @@ def connect_all(
     memory that others of its machine can read."""
     expected = {need for need in needs if need[0] > rendezvous.rank}
     arrivals = _Arrivals(expected)
-    listeners = [each for each in (rendezvous.listener, rendezvous.near) if each is not None]
+    listeners = [rendezvous.listener, *rendezvous.further]
+    listeners += [rendezvous.near] if rendezvous.near is not None else []
     doors = [
         HandshakeListener(listener, rendezvous.key, arrivals.answer, arrivals.take)
         for listener in listeners
     ]
     try:
         below = [need for need in needs if need[0] < rendezvous.rank]
-        dialled = {need: _dial(rendezvous, need, near=readable) for need in below}
-        sockets = {**dialled, **arrivals.all(rendezvous, patience_s)}
+        dialler = RailDialler(rendezvous)
+        dialled = {need: dialler.dial(need) for need in below}
+        called = {need: _dial(rendezvous, need, dialled[need], near=readable) for need in below}
+        came = arrivals.all(rendezvous, patience_s)
+        sockets, rails = {**called, **came}, {**dialled, **arrivals.rails}
     finally:
         for door in doors:
             door.close()
@@ -60,7 +67,9 @@ def connect_all(
         names = ", ".join(map(str, copied))
         print(f"the memory of rank {names} cannot be read from here: bytes go through a socket")
     return {
-        need: Connection(sock, rank, need[0], patience_s, near.get(need))
+        need: Connection(
+            sock, rank, need[0], patience_s, near.get(need), _in_order(rails.get(need, {}))
+        )
         for need, sock in sockets.items()
     }
 
@@ -71,10 +80,12 @@ class _Arrivals:
     def __init__(self, expected: Collection[Need]) -> None:
         self._expected = set(expected)
         self._came: dict[Need, socket.socket] = {}
+        self._awaits: dict[Need, Collection[int]] = {}  # the numbers of its rails
         self._changed = threading.Condition()
+        self.rails: dict[Need, dict[int, socket.socket]] = defaultdict(dict)
 
     def answer(self, message: bytes) -> bytes:
-        need = _read(message)
+        need, _ = _read(message)
         if need not in self._expected or need in self._came:
             raise HandshakeFailed(
                 f"rank {need[0]} connected for {need[1]!r}, where it is not expected"
@@ -82,12 +93,14 @@ class _Arrivals:
         return b""
 
     def take(self, message: bytes, sock: socket.socket) -> None:
-        need = _read(message)
+        need, rails = _read(message)
         with self._changed:
             if need in self._came:
                 sock.close()
-                return
-            self._came[need] = sock
+            elif isinstance(rails, int):
+                self.rails[need][rails] = sock
+            else:
+                self._came[need], self._awaits[need] = sock, rails
             self._changed.notify_all()
 
     def all(self, rendezvous: Rendezvous, patience_s: float) -> dict[Need, socket.socket]:
@@ -101,21 +114,33 @@ class _Arrivals:
                     place=f"rank {rendezvous.rank}",
                     fix="check that the machines can reach each other on all ports",
                 )
+            for need, made in self.rails.items():
+                for number in made.keys() - set(self._awaits[need]):
+                    made.pop(number).close()  # the other end had given it up
             return self._came
 
     @property
     def _missing(self) -> set[Need]:
-        return self._expected - self._came.keys()
+        return {need for need in self._expected if not self._is_whole(need)}
+
+    def _is_whole(self, need: Need) -> bool:
+        return need in self._came and self.rails[need].keys() >= set(self._awaits[need])
 
 
-def _dial(rendezvous: Rendezvous, need: Need, *, near: bool) -> socket.socket:
+def _in_order(rails: Mapping[int, socket.socket]) -> list[socket.socket]:
+    return [rails[number] for number in sorted(rails)]
+
+
+def _dial(
+    rendezvous: Rendezvous, need: Need, rails: Collection[int], *, near: bool
+) -> socket.socket:
     """The connection, to a rank of this machine a near one if asked; strangers who crowd the peer's
     listener may make it take several calls."""
     address, port = rendezvous.book[need[0]]
     end_s = time.monotonic() + _DIAL_S
     while True:
         try:
-            return _call(rendezvous, need, end_s, near=near)
+            return _call(rendezvous, need, rails, end_s, near=near)
         except (OSError, HandshakeFailed) as error:
             if time.monotonic() < end_s - _PAUSE_S:
                 time.sleep(_PAUSE_S)
@@ -129,9 +154,11 @@ def _dial(rendezvous: Rendezvous, need: Need, *, near: bool) -> socket.socket:
             ) from error
 
 
-def _call(rendezvous: Rendezvous, need: Need, end_s: float, *, near: bool) -> socket.socket:
+def _call(
+    rendezvous: Rendezvous, need: Need, rails: Collection[int], end_s: float, *, near: bool
+) -> socket.socket:
     left_s = max(end_s - time.monotonic(), _PAUSE_S)
-    words = json.dumps([rendezvous.rank, need[1]]).encode()
+    words = json.dumps([rendezvous.rank, need[1], sorted(rails)]).encode()
     own, peer = (rendezvous.book[rank] for rank in (rendezvous.rank, need[0]))
     if near and own[0] == peer[0]:
         found = call_near(peer, rendezvous.key, words, end_s)
@@ -146,9 +173,11 @@ def _call(rendezvous: Rendezvous, need: Need, end_s: float, *, near: bool) -> so
     return sock
 
 
-def _read(message: bytes) -> Need:
+def _read(message: bytes) -> tuple[Need, int | list[int]]:
+    """For which need, and the number of the rail that this is; or of those it has."""
     try:
-        (peer, channel), _ = parse_json(message, "a rank's first message")
-        return int(peer), str(channel)
+        (peer, channel, rails), _ = parse_json(message, "a rank's first message")
+        need = int(peer), str(channel)
+        return need, rails if isinstance(rails, int) else [int(number) for number in rails]
     except (SpecError, ValueError, TypeError) as error:
         raise HandshakeFailed("the message does not name a rank and a channel") from error

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ratrain import proof
 from ratrain.errors import HandshakeFailed
 
-HEAD = b"RATRUN\x00\x01"
+HEAD = b"RATRUN\x00\x02"
 """Who speaks, and in which version of this protocol."""
 _PROOF_S = 5.0
 _PAUSE_S = 0.05

@@ -5,9 +5,11 @@ itself. When all have come, and answer, rank 0 tells each of them the name of th
 random, and where everybody listens. The secret of all later connections is derived from that name,
 so ranks of an earlier attempt, and whatever was recorded of one, open nothing.
 
-    rank -> 0   (the words of its proof) {"rank", "world_size", "port"}
+    rank -> 0   (the words of its proof) {"rank", "world_size", "port", "networks"}
     0 -> rank   an empty frame, which the rank sends back: it is still there
-    0 -> rank   {"attempt", "book": [[address, port], ...]}, by rank
+    0 -> rank   {"attempt", "book": [[address, port], ...], "networks": [...]}, by rank
+
+A rank on several networks says where it listens on each of the further ones, too.
 
 Nothing listens beyond this machine unless the ranks are on several.
 """
@@ -49,6 +51,7 @@ _MAX_BOOK = 1 << 20
 _BACKLOG = 512
 
 
+Addresses = tuple[tuple[str, int], ...]
 Everybody = Callable[[str], list[str]]
 """Every rank's words, by rank. All ranks call it together."""
 
@@ -57,7 +60,8 @@ Everybody = Callable[[str], list[str]]
 class Rendezvous:
     """All ranks of an attempt. `key`: of their connections; `book`: where each listens; `listener`:
     this rank's own; `near`: that for ranks of this machine; `broadcast`: for words to everybody
-    while the run is set up."""
+    while the run is set up; `networks`, `further`: where each listens on further networks, and this
+    rank's own sockets there."""
 
     rank: int
     world_size: int
@@ -66,10 +70,12 @@ class Rendezvous:
     listener: socket.socket
     near: socket.socket | None
     broadcast: Broadcast
+    networks: tuple[Addresses, ...]
+    further: tuple[socket.socket, ...]
 
     def close(self) -> None:
         """This rank listens no more."""
-        close_all([self.listener, self.near])
+        close_all([self.listener, self.near, *self.further])
 
     def everybody(self, text: str) -> list[str]:
         """Every rank's words, by rank."""
@@ -93,6 +99,7 @@ class _RankZero:
         self._changed = threading.Condition(threading.RLock())
         self._joined: dict[int, Connection] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
+        self._networks: dict[int, Addresses] = {}
         self._asks = False
 
     def join(self) -> Rendezvous:
@@ -115,13 +122,17 @@ class _RankZero:
         near = listen_near(own_listener.getsockname()[:2])
         attempt = secrets.token_bytes(16)
         book = (own_listener.getsockname()[:2], *(self._addresses[rank] for rank in self._others))
-        body = json.dumps({"attempt": attempt.hex(), "book": book}).encode()
+        further = listen_further(self._launch.networks)
+        networks = (_addresses_of(further), *(self._networks[rank] for rank in self._others))
+        body = json.dumps({"attempt": attempt.hex(), "book": book, "networks": networks}).encode()
         for other in self._joined.values():
             other.patience_s = self._patience_s
             other.send(body)
         broadcast = Broadcast(0, world_size, self._joined)
         key = derived(self._key, attempt)
-        return Rendezvous(0, world_size, key, book, own_listener, near, broadcast)
+        return Rendezvous(
+            0, world_size, key, book, own_listener, near, broadcast, networks, further
+        )
 
     @property
     def _others(self) -> range:
@@ -168,7 +179,7 @@ class _RankZero:
             self._joined.pop(rank).close()
 
     def _answer(self, message: bytes) -> bytes:
-        rank, _ = self._read(message)
+        rank, _, _ = self._read(message)
         with self._changed:
             self._forget_the_gone()
             if rank in self._joined:
@@ -176,16 +187,17 @@ class _RankZero:
         return b"{}"
 
     def _take(self, message: bytes, other: socket.socket) -> None:
-        rank, port = self._read(message)
+        rank, port, networks = self._read(message)
         with self._changed:
             if rank in self._joined:
                 other.close()
                 return
             self._addresses[rank] = other.getpeername()[0], port
+            self._networks[rank] = networks
             self._joined[rank] = Connection(other, 0, rank, _ANSWER_S)
             self._changed.notify_all()
 
-    def _read(self, message: bytes) -> tuple[int, int]:
+    def _read(self, message: bytes) -> tuple[int, int, Addresses]:
         body = _body(message)
         rank, port, world_size = (body.get(name) for name in ("rank", "port", "world_size"))
         ours = self._launch.world_size
@@ -197,7 +209,7 @@ class _RankZero:
             raise HandshakeFailed(f"rank {rank!r} is not one of {ours} ranks")
         if not (isinstance(port, int) and 0 < port < 1 << 16):
             raise HandshakeFailed(f"{port!r} is not a port")
-        return rank, port
+        return rank, port, _addresses(body.get("networks", ()))
 
 
 class _OtherRank:
@@ -212,16 +224,18 @@ class _OtherRank:
         end_s = time.monotonic() + self._patience_s + _LONGER_S
         accepted = False
         while True:
+            further = listen_further(self._launch.networks)
             try:
-                sock, listener = self._call(end_s if accepted else reach_s)
+                sock, listener = self._call(end_s if accepted else reach_s, _addresses_of(further))
                 near = listen_near(listener.getsockname()[:2])
                 try:
                     accepted = True
-                    return self._listen_to(sock, listener, near, end_s)
+                    return self._listen_to(sock, listener, near, further, end_s)
                 except (TransportError, OSError):
                     close_all([sock, listener, near])
                     raise
             except (TransportError, OSError) as error:
+                close_all(further)
                 if self._has_no_loopback(error):
                     raise self._without_loopback(error) from error
                 now_s = time.monotonic()
@@ -231,7 +245,7 @@ class _OtherRank:
                     raise self._unreached(error) from error
             time.sleep(_RETRY_S)
 
-    def _call(self, end_s: float) -> tuple[socket.socket, socket.socket]:
+    def _call(self, end_s: float, networks: Addresses) -> tuple[socket.socket, socket.socket]:
         """A connection to rank 0, which knows us, and our own listener."""
         launch, left_s = self._launch, max(end_s - time.monotonic(), _RETRY_S)
         deadline_s = time.monotonic() + min(left_s, _CALL_S)
@@ -246,6 +260,7 @@ class _OtherRank:
             listener = listen(sock.getsockname()[0])
             port = listener.getsockname()[1]
             body = {"rank": launch.rank, "world_size": launch.world_size, "port": port}
+            body["networks"] = networks
             call(sock, self._key, json.dumps(body).encode(), deadline_s)
         except BaseException:
             close_all([sock, listener])
@@ -257,6 +272,7 @@ class _OtherRank:
         sock: socket.socket,
         listener: socket.socket,
         near: socket.socket | None,
+        further: tuple[socket.socket, ...],
         end_s: float,
     ) -> Rendezvous:
         launch = self._launch
@@ -269,10 +285,23 @@ class _OtherRank:
                 upwards.send(b"")
         body = _body(message)
         attempt, book = bytes.fromhex(str(body.get("attempt"))), _book(body, launch.world_size)
+        networks = tuple(map(_addresses, body.get("networks", ())))
+        if len(networks) != launch.world_size:
+            raise TransportError("rank 0's list of networks is damaged")
         upwards.patience_s = self._patience_s
         broadcast = Broadcast(launch.rank, launch.world_size, {0: upwards})
         key = derived(self._key, attempt)
-        return Rendezvous(launch.rank, launch.world_size, key, book, listener, near, broadcast)
+        return Rendezvous(
+            launch.rank,
+            launch.world_size,
+            key,
+            book,
+            listener,
+            near,
+            broadcast,
+            networks,
+            further,
+        )
 
     def _has_no_loopback(self, error: Exception) -> bool:
         """Whether no later call can succeed either: this machine does not even reach itself."""
@@ -349,6 +378,26 @@ def listen(host: str, port: int = 0) -> socket.socket:
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
 
 
+def listen_further(networks: Sequence[str]) -> tuple[socket.socket, ...]:
+    """Sockets that listen on further networks."""
+    made: list[socket.socket] = []
+    for address in networks:
+        try:
+            made.append(listen(address))
+        except OSError as error:
+            close_all(made)
+            raise SpecError(
+                f"cannot listen at {address!r}: {error.strerror or error}",
+                place=ADDRESS,
+                fix="give an address of this machine on each network: `ip address` lists them",
+            ) from error
+    return tuple(made)
+
+
+def _addresses_of(listeners: Sequence[socket.socket]) -> Addresses:
+    return tuple(each.getsockname()[:2] for each in listeners)
+
+
 def _is_loopback(host: str) -> bool:
     """Whether it is an address, not a name, of the machine itself."""
     try:
@@ -357,11 +406,15 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _book(body: Mapping[str, Any], world_size: int) -> tuple[tuple[str, int], ...]:
+def _addresses(listed: Any) -> Addresses:
     try:
-        book = tuple((str(address), int(port)) for address, port in body["book"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise TransportError(f"rank 0's list of addresses is damaged: {error}") from error
+        return tuple((str(address), int(port)) for address, port in listed)
+    except (TypeError, ValueError) as error:
+        raise HandshakeFailed(f"a list of addresses is damaged: {error}") from error
+
+
+def _book(body: Mapping[str, Any], world_size: int) -> Addresses:
+    book = _addresses(body.get("book", ()))
     if len(book) != world_size:
         raise TransportError(f"rank 0's list has {len(book)} addresses for {world_size} ranks")
     return book

@@ -1,9 +1,10 @@
 """Frames over a connection between two ranks, and many of them moved at once by one thread.
 
 A frame is a header (marker, rows, length) and its body; to a peer on this machine, in place of the
-body, rows that say where it lies in the sender's memory (near.py). A length is held against what
-the receiver expects before a byte of the body is read, and nothing received is ever run or
-unpickled.
+body, rows that say where it lies in the sender's memory (near.py); to one that is reached over
+several networks, a mark that the body comes over further sockets (rails.py). A length is held
+against what the receiver expects before a byte of the body is read, and nothing received is ever
+run or unpickled.
 
 There are no threads here and no copies: the thread that needs the bytes sends them out of the
 tensor's memory, or receives them into it. It sleeps in `poll` without the interpreter's lock, and
@@ -15,6 +16,7 @@ from __future__ import annotations
 import select
 import socket
 import struct
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -22,10 +24,19 @@ from itertools import islice
 from ratrain.errors import DeadlineExceeded, PeerDown, TransportError
 from ratrain.runtime.step.network.congestion import choose_congestion
 from ratrain.runtime.step.network.near import MOST_ROWS, NEAR_BYTES, Near, Row, rows_of
+from ratrain.runtime.step.network.rails import (
+    RAILED_BYTES,
+    LandingParts,
+    LeavingParts,
+    OutsideFrameError,
+    Rails,
+)
 
 _HEADER = struct.Struct("!3sBQ")
 _MARKER = b"RAT"
 _ROW = struct.Struct("!QQ")
+_RAILED = 255
+"""In place of a number of rows: the body comes over rails."""
 _WAKE_BYTES = 1 << 17
 """A sleeping receiver is woken when this many bytes are there: at 100 Mbit/s a hundred times a
 second, where every packet would be nine thousand times."""
@@ -39,7 +50,8 @@ _IDLE_S, _PROBE_S, _PROBES = 60, 20, 6
 
 class Connection:
     """A connection to another rank. One thread at a time sends on it, and one receives. `near`:
-    what was agreed with a peer on this machine."""
+    what was agreed with a peer on this machine; `rails`: further sockets to one that is reached
+    over several networks."""
 
     def __init__(
         self,
@@ -48,8 +60,11 @@ class Connection:
         peer: int,
         patience_s: float,
         near: Near | None = None,
+        rails: Sequence[socket.socket] = (),
     ) -> None:
         self.rank, self.peer, self.patience_s, self.near = rank, peer, patience_s, near
+        self.rails = Rails(rails) if rails else None
+        self.parts: LandingParts | None = None  # of the frame that is being received, over rails
         self.fd = sock.fileno()
         self.sent_bytes = 0  # headers, and what peers read, too
         self._sock = sock
@@ -57,22 +72,27 @@ class Connection:
         self._head_got, self._head_size = 0, _HEADER.size
         self._rows: list[Row] = []  # where the rest of the frame's body lies in the peer's memory
         self._announced: int | None = None  # the length of a frame of which the header is read
+        self._is_railed = False  # its body comes over rails
         self._left = 0  # bytes of the frame that is being received
         self._wakes_at = 1
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
-            _prepare(sock, patience_s)
+            for each in (sock, *rails):
+                _prepare(each, patience_s)
 
     def close(self) -> None:
         """The peer sees the end of the stream."""
         self._sock.close()
-        if self.near is not None:
-            self.near.close()
+        for more in (self.near, self.rails):
+            if more is not None:
+                more.close()
 
     def hang_up(self) -> None:
         """Whoever waits on it, here or at its other end, finds it lost; from any thread."""
         with suppress(OSError):  # it is lost already
             self._sock.shutdown(socket.SHUT_RDWR)
+        if self.rails is not None:
+            self.rails.hang_up()
 
     # ---- one frame at a time ----------------------------------------------------------------
 
@@ -123,6 +143,19 @@ class Connection:
         self._left -= count
         return count
 
+    def pull_parts(self, rooms: Sequence[memoryview]) -> bool:
+        """The same of a frame that comes over rails; whether the rooms are full."""
+        assert self.parts is not None
+        try:
+            is_full = self.parts.fill(rooms)
+        except OutsideFrameError as error:
+            raise self._unexpected("a part of a frame that lies outside of it") from error
+        except OSError as error:
+            raise self.lost(error) from error
+        if is_full and self.parts.is_over:
+            self.parts, self._left = None, 0
+        return is_full
+
     def _receive(self, room: memoryview, flags: int = 0) -> int:
         try:
             count = self._sock.recv_into(room, 0, flags)
@@ -161,6 +194,9 @@ class Connection:
             sent = f"{self._announced:,} bytes where {expected:,} were expected"
             raise self._unexpected(sent)
         self._left, self._announced = expected, None
+        if self._is_railed:
+            assert self.rails is not None
+            self.parts, self._is_railed = self.rails.landing(expected), False
         return True
 
     def wake_at(self, size: int) -> None:
@@ -176,6 +212,8 @@ class Connection:
     def _read_header(self) -> int | None:
         """The length of the frame that begins; None where its rows are still to come."""
         marker, count, length = _HEADER.unpack(self._head[: _HEADER.size])
+        if count == _RAILED and self.rails is not None:
+            self._is_railed, count = True, 0
         if marker != _MARKER or count > MOST_ROWS or (count and not self._reads):
             raise self._unexpected("something that is not a frame")
         whole = _HEADER.size + count * _ROW.size
@@ -238,30 +276,37 @@ class Leaving:
         body = [memoryview(each) for each in bodies]
         self._lent = _lent(connection, body)
         connection.sent_bytes += sum(map(len, body)) if self._lent is not None else 0
-        self._later: Iterator[memoryview] = iter(())
-        self._begin(sum(map(len, body)), body)
+        self._begin(sum(map(len, body)), body, iter(()))
 
     @classmethod
     def made(cls, connection: Connection, size: int, pieces: Iterator[memoryview]) -> Leaving:
         """A frame whose body is made while it leaves: each piece when the operating system has the
         one before, whose memory it may take."""
-        frame = cls(connection)
-        frame._begin(size, list(islice(pieces, 1)))
-        frame._later = pieces
+        frame = cls.__new__(cls)
+        frame.connection, frame._lent = connection, None
+        frame._begin(size, list(islice(pieces, 1)), pieces)
         return frame
 
-    def _begin(self, size: int, body: Sequence[memoryview]) -> None:
-        rows = 0
+    def _begin(self, size: int, body: Sequence[memoryview], later: Iterator[memoryview]) -> None:
+        rails, rows, through = self.connection.rails, 0, size
+        self._later, self._railed = later, None
         if self._lent is not None:
             body, rows = [memoryview(self._lent.words)], len(self._lent.words) // _ROW.size
+            through = len(self._lent.words)
+        elif rails is not None and size >= RAILED_BYTES:
+            self._railed = rails.leaving(body, later)
+            self.connection.sent_bytes += size
+            body, rows, through = [], _RAILED, 0
         self._parts = [memoryview(_HEADER.pack(_MARKER, rows, size)), *body]
-        self._left = self._size = _HEADER.size + (rows * _ROW.size or size)
+        self._left = self._size = _HEADER.size + through
 
     @property
     def body_sent(self) -> int:
         """How many bytes of the body the operating system has, or the peer has read."""
         if self._lent is not None:
             return self._lent.read_bytes
+        if self._railed is not None:
+            return self._railed.sent
         return self._size - self._left - _HEADER.size
 
     @property
@@ -279,8 +324,23 @@ class Leaving:
             if self._parts:
                 self._parts[0] = self._parts[0][count:]
                 return False
-            self._parts.extend(islice(self._later, 1))
+            if self._railed is None:
+                self._parts.extend(islice(self._later, 1))
+        if self._railed is not None:
+            return self._push_parts(self._railed)
         return self._lent is None or self._lent.is_read()
+
+    def _push_parts(self, railed: LeavingParts) -> bool:
+        try:
+            return railed.push()
+        except OSError as error:
+            raise self.connection.lost(error) from error
+
+    def waits_at(self) -> list[int]:
+        """The descriptors at which more can be sent."""
+        if self._left or self._railed is None:
+            return [self.connection.fd]
+        return self._railed.waits_at()
 
 
 class Landing:
@@ -296,12 +356,29 @@ class Landing:
 
     def arm(self) -> None:
         """Before a sleep: what to be woken for."""
-        self.connection.wake_at(sum(map(len, self._rooms)))
+        parts = self._parts
+        if parts is not None:
+            parts.arm()
+        else:
+            self.connection.wake_at(sum(map(len, self._rooms)))
+
+    def waits_at(self) -> list[int]:
+        """The descriptors at which more can come."""
+        parts = self._parts
+        return [self.connection.fd] if parts is None else parts.waits_at()
+
+    @property
+    def _parts(self) -> LandingParts | None:
+        return self.connection.parts if self._opened else None
 
     def pull(self) -> bool:
         """Receives what is there; whether that was the rest."""
         if not self._opened:
             self._opened = self.connection.open_frame(self._frame_bytes)
+            if self._parts is not None:
+                self._parts.begin(self._rooms)
+        if self._parts is not None:
+            return self.connection.pull_parts(self._rooms)
         while self._opened and self._rooms:
             room = self._rooms[0]
             count = self.connection.pull(room) if len(room) else 0
@@ -328,9 +405,14 @@ def move(
     """Sends and receives all of these at once, at most one each way on a connection. Returns when
     every landing is full, and every leaving frame has gone, or at least `enough_sent` bytes of its
     body; what has not gone yet is for a later call."""
-    sending = {frame.connection.fd: frame for frame in leaving if not frame.push()}
-    receiving = {frame.connection.fd: frame for frame in landing if not frame.pull()}
+    sending, receiving = dict[int, Leaving](), dict[int, Landing]()
     try:
+        for frame in leaving:
+            if not frame.push():
+                sending[frame.connection.fd] = frame
+        for room in landing:
+            if not room.pull():
+                receiving[room.connection.fd] = room
         while receiving or (sending and not _is_enough(sending, enough_sent)):
             for fd, event in _sleep(sending, receiving):
                 if fd in receiving and event & ~select.POLLOUT and receiving[fd].pull():
@@ -361,17 +443,23 @@ def _is_enough(sending: dict[int, Leaving], enough_sent: int | None) -> bool:
 
 def _sleep(sending: dict[int, Leaving], receiving: dict[int, Landing]) -> list[tuple[int, int]]:
     """What can go on. An error where nothing can for as long as the connections' patience."""
-    poll = select.poll()
-    readers = dict[int, int]()
-    for fd in {*sending, *receiving}:
-        reader = sending[fd].reader if fd in sending else None
+    poll, awaited = select.poll(), defaultdict[int, int](int)
+    readers, of = dict[int, int](), dict[int, int]()
+    for fd, frame in sending.items():
+        reader = frame.reader
         if reader is not None:
             readers[reader.read] = fd
             poll.register(reader.read, select.POLLIN)
-        leaves = fd in sending and reader is None
-        poll.register(fd, (leaves and select.POLLOUT) | (fd in receiving and select.POLLIN))
-    for room in receiving.values():
+        for at in frame.waits_at():
+            awaited[at] |= 0 if reader is not None else select.POLLOUT
+            of[at] = fd
+    for fd, room in receiving.items():
         room.arm()
+        for at in room.waits_at():
+            awaited[at] |= select.POLLIN
+            of[at] = fd
+    for at, events in awaited.items():
+        poll.register(at, events)
     waiting = [*receiving.values(), *sending.values()]
     patience_s = min(each.connection.patience_s for each in waiting)
     ready = poll.poll(patience_s * 1000)
@@ -379,7 +467,7 @@ def _sleep(sending: dict[int, Leaving], receiving: dict[int, Landing]) -> list[t
         raise _silent(sending, receiving, patience_s)
     # What a peer has read comes first: it may have hung up after it.
     read = [(readers[fd], select.POLLOUT) for fd, _ in ready if fd in readers]
-    return read + [(fd, event) for fd, event in ready if fd not in readers]
+    return read + [(of[at], event) for at, event in ready if at not in readers]
 
 
 def _silent(
