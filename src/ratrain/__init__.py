@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ratrain.api.following import Followed, follow
     from ratrain.api.jobs import Job, load_job
     from ratrain.api.on_ray import ray_trainer
     from ratrain.api.pages import Page, report
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BuiltProgram",
+    "Followed",
     "Job",
     "OrderSearch",
     "Page",
@@ -53,6 +55,7 @@ __all__ = [
     "__version__",
     "build",
     "check_schedule",
+    "follow",
     "load_job",
     "load_run",
     "plan",
@@ -66,6 +69,8 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOME = {
+    "Followed": "api.following",
+    "follow": "api.following",
     "Job": "api.jobs",
     "load_job": "api.jobs",
     "ray_trainer": "api.on_ray",

@@ -50,7 +50,7 @@ def test_a_base_of_8_bits_takes_less_memory_and_no_more_than_is_proved(
     sharding: int, tmp_path: Path
 ) -> None:
     setting = replace(WIDE, sharding=sharding)
-    peaks, bounds, elements = dict[str, int](), dict[str, int]()
+    peaks, bounds = dict[str, int](), dict[str, int]()
     for base in ("fp32", "int8"):
         lora = {"rank": 4, **({"base": base} if base == "int8" else {})}
         run = made(tmp_path / base, replace(setting, train=(("lora", lora),)))

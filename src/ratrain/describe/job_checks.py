@@ -101,6 +101,15 @@ def _check_dropout(place: Place, layout: LayoutSpec, train: TrainSpec) -> None:
         )
 
 
+def _check_published(place: Place, schedule: ScheduleSpec, train: TrainSpec) -> None:
+    if train.publish_every and schedule.average_every:
+        raise SpecError(
+            "replicas that average their weights have no one version to publish",
+            place=str(place.at("train", "publish_every")),
+            fix="leave it out, or average_every",
+        )
+
+
 def _check_dtype(place: Place, schedule: ScheduleSpec) -> None:
     here, dtype, faults = place.at("schedule"), schedule.dtype, Faults()
     with faults:
@@ -392,6 +401,7 @@ _CHECKS = (
     Check(("model",), _check_positions),
     Check(("model", "train"), _check_tuning),
     Check(("schedule",), _check_dtype),
+    Check(("schedule", "train"), _check_published),
     Check(("cluster", "schedule"), _check_rates),
     Check(("cluster", "schedule"), _check_dtypes),
     Check(("schedule",), _check_wires),

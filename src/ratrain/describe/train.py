@@ -88,6 +88,10 @@ class TrainSpec:
     prompts: tuple[Message, ...] = ()
     prompts_file: FileName | None = None  # more of them, a line each
     sample_tokens: Count = 40  # of each; as many forward passes of a micro-batch
+    # steps after which processes that follow the run get its weights (`ratrain.follow`); 0: never
+    publish_every: Natural = 0
+    # from where they leave: "loopback", "all", or interfaces or addresses with commas between them
+    publish_nics: Name = "loopback"
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
     # what all ranks compute on, as [[device]] runs_on; auto: as the cluster file says of each
     device: Name = AS_CLUSTER

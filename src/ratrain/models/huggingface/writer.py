@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
@@ -57,6 +57,16 @@ def write_model(
         size = sum(tensor.elements for tensor in tensors) * dtype.itemsize
         _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": files})
     _write_json(folder / CONFIG, config)
+
+
+def named_tensors(
+    spec: ModelSpec, dtype: torch.dtype, source: Callable[[str], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Copies of all weights by their names in a Hugging Face folder; source(unit name) is the
+    unit's flat buffer."""
+    tensors = FileNames(spec).tensors()
+    for unit in unit_names(spec):
+        yield from _unit_tensors(unit, source(unit), dtype, tensors).items()
 
 
 class _Writer:

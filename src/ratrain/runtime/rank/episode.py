@@ -31,6 +31,7 @@ from ratrain.runtime.rank.joining.seating import seated
 from ratrain.runtime.rank.live import NOTHING, LiveReader, LiveStates, live_states
 from ratrain.runtime.rank.metrics import samples_row, validation_row
 from ratrain.runtime.rank.orders import MEETS, TRAINS
+from ratrain.runtime.rank.publisher import publisher_of
 from ratrain.runtime.rank.rank_log import RankLog
 from ratrain.runtime.rank.sampling import Sampled
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
@@ -190,8 +191,9 @@ class Episode:
         if rendezvous.everybody("timed" if is_timed else "")[0] != "timed":
             calibrated(context, run, network, memory, device)
         rendezvous.broadcast.close()
+        saving = _save_spec(context, {KEY: identity, **frozen})
         saver = CheckpointSaver(
-            _save_spec(context, {KEY: identity, **frozen}),
+            saving,
             rank,
             context.membership,
             run.states,
@@ -201,7 +203,10 @@ class Episode:
             require_owned=context.claim.require,
             saved=lambda step: log.say(f"saved {step_name(step)}"),
         )
-        run.save_with(saver)
+        publisher = publisher_of(context, saving, run.states, network)
+        if publisher is not None:
+            self._closing.callback(publisher.close)
+        run.save_with(*filter(None, (publisher, saver)))
         if check is not None:
             check.begin(run)
         before = best and (best.step, best.validation_loss)

@@ -103,7 +103,7 @@ class CheckpointSaver:
         if not self._due:
             return
         assert self._writer is not None
-        for entry, pieces in _written(unit, self._spec.optimizer):
+        for entry, pieces in written(unit, self._spec.optimizer):
             for piece in pieces:
                 self._writer.write(entry.name, piece.detach().cpu().numpy())
         self._left.remove(unit.name)
@@ -129,9 +129,7 @@ class CheckpointSaver:
         self._network.exchange_bytes(b"")
         self._partial = partial_path(run, step + 1)
         entries = [
-            entry
-            for unit in self._states.units
-            for entry, _ in _written(unit, self._spec.optimizer)
+            entry for unit in self._states.units for entry, _ in written(unit, self._spec.optimizer)
         ]
         self._once = once
         self._writer = ShardWriter(rank_path(self._partial, self._rank, once), entries)
@@ -220,7 +218,7 @@ class CheckpointSaver:
         return Meta(step + 1, spec.model, spec.config_hash, spec.unit_sizes, state)
 
 
-def _written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
+def written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
     """What a rank writes of a unit, and in which pieces: its own shares of each kind, without
     padding, or all of its own; and its own residual, whole. Nothing of what nobody updates."""
     if not unit.trained:

@@ -229,9 +229,9 @@ class RankRun:
         """Gets from the other replicas what this rank holds of theirs; all of them call it."""
         self.states.complete(self._network)
 
-    def save_with(self, saver: Saver) -> None:
-        """Save ops go to this saver."""
-        self.ops.saver = saver
+    def save_with(self, *savers: Saver) -> None:
+        """Save ops go to these."""
+        self.ops.savers = savers
 
     def is_last(self, step: int) -> bool:
         """Whether a step is the run's last; waits until that is agreed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.weights import Weights
 from ratrain.runtime.run_files import trained_case
 from ratrain.runtime.run_folder import RunFolder
-from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees
+from ratrain.runtime.step.tensor_parts import Read, StoredParts, stored_degrees
 
 TOKENIZER = "tokenizer.json"
 
@@ -85,21 +85,35 @@ def prompt_tokens(trained: TrainedModel, tokenizer: Tokenizer, prompt: str) -> l
 
 
 def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
-    run = folder.read_spec()
-    case = trained_case(folder.path / "case.json")
-    spec = case.model
     checkpoint = checkpoint_of(folder, step)
-    parts = StoredParts(
-        spec,
-        stored_degrees(spec, checkpoint.manifest.meta.units),
+    meta = checkpoint.manifest.meta
+    case = trained_case(folder.path / "case.json")
+    began_with = _began_with(folder, case.weights)
+    known = frozen_weights(case.model, case.seed, began_with)
+    require_same_frozen(meta.state, known, began_with, checkpoint.path)
+    return model_of_run(
+        folder,
         lambda *element_range: torch.from_numpy(checkpoint.read_range(*element_range)),
+        meta.units,
+        meta.step,
     )
 
-    base = Path(run.job_path).parent
-    began_with = base / case.weights if case.weights else None
 
-    meta, known = checkpoint.manifest.meta, frozen_weights(spec, case.seed, began_with)
-    require_same_frozen(meta.state, known, began_with, checkpoint.path)
+def _began_with(folder: RunFolder, weights: str | None) -> Path | None:
+    """The Hugging Face folder that a run began with."""
+    return Path(folder.read_spec().job_path).parent / weights if weights else None
+
+
+def model_of_run(
+    folder: RunFolder, read: Read, units: Iterable[str], step: int | None
+) -> TrainedModel:
+    """The model that a run trains, with the weights that `read` gives by stored name; `units`: the
+    stored names."""
+    case = trained_case(folder.path / "case.json")
+    spec = case.model
+    parts = StoredParts(spec, stored_degrees(spec, units), read)
+    base = Path(folder.read_spec().job_path).parent
+    began_with = _began_with(folder, case.weights)
 
     def trained(unit: str) -> Tensor:
         size = unit_layout(spec, unit).size
@@ -124,7 +138,7 @@ def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
         tokenizer=case.tokenizer,
         base=base,
         configs=tuple(configs),
-        step=checkpoint.manifest.meta.step,
+        step=step,
         adapters=Adapters(spec, trained) if spec.tuning and spec.tuning.lora else None,
     )
 

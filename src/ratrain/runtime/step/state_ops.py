@@ -49,7 +49,7 @@ class StateOps:
         self._network = network
         self._train = train
         self.clipping = clipping
-        self.saver: Saver | None = None
+        self.savers: tuple[Saver, ...] = ()
         self.gradient_norm: dict[int, float] = {}
         self.skipped_updates: Counter[int] = Counter()
 
@@ -310,8 +310,8 @@ class StateOps:
             unit.frozen_share.gather(self._network, frozen, unit.by.gathers)
 
     def save(self, op: LocalOp, step: int) -> None:
-        if self.saver is not None:
-            self.saver.save(self.unit(op), step)
+        for saver in self.savers:
+            saver.save(self.unit(op), step)
 
     def unit(self, op: LocalOp) -> UnitState:
         """The unit that an op is about."""
