@@ -34,6 +34,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = 20_000 + free.getsockname()[1] % 10_000
     folder = Path("/tmp") / f"ray-{os.getpid()}"  # names of its sockets must be short
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # a token that Ray has left here would be asked for
     environment = {
         **os.environ,
         "RAY_USAGE_STATS_ENABLED": "0",
