@@ -276,7 +276,7 @@ def test_a_graph_is_planned_without_torch() -> None:
 
 def test_a_run_is_launched_and_reported_without_torch() -> None:
     """Its ranks import it, which takes each a second or two; the launcher has no tensors."""
-    with_tensors = ("evaluate", "export", "trained")
+    with_tensors = ("evaluate", "export", "following", "trained")
     modules = [
         f"ratrain.runtime.run.{path.stem}"
         for path in sorted((SOURCE / "runtime" / "run").glob("*.py"))

@@ -35,6 +35,7 @@ SMALL = str(Path(__file__).parents[2] / "examples" / "small.toml")
 TWO_KINDS = str(Path(__file__).parents[2] / "examples" / "unequal.toml")
 UNEQUAL = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
 SAVED = "checkpoints/step-00000004"
+IN_A_TIER = ("--schedule", "gpipe", "--no-calibrate", "--set", "schedule.optimizer_tier=host")
 HELD_OUT = ["--set", 'data.validation=["held-out.txt"]', "--set", "train.validate_every=2"]
 HELD_OUT += ["--set", "train.sample_every=2", "--set", 'train.prompts=["a"]']
 HELD_OUT += ["--set", "train.sample_tokens=3"]
@@ -97,7 +98,7 @@ SLOW: dict[str, list[Words]] = {
     "data": [["data", "--sample-text", "text.jsonl"], ["data", "job.toml", "--sample", "1"]],
     "train": [
         ["train", "job.toml", "--run", "first", *HELD_OUT],
-        ["train", "job.toml", "--run", "other", "--schedule", "gpipe", "--no-calibrate"],
+        ["train", "job.toml", "--run", "other", *IN_A_TIER],
         ["train", "job.toml", "--run", "prepared", "--prepare-only"],
     ],
     "graph train": [["graph", "train", GRAPH, "--epochs", "2"]],

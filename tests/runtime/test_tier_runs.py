@@ -32,6 +32,7 @@ def assert_same_bits(crew: Crew, folder: Path, setting: Setting, tier: str) -> R
     assert all(p <= b for p, b in zip(away.ledger_peaks, away.bounds, strict=True))
     assert all(0 < p <= b for p, b in zip(away.host_peaks, away.host_bounds, strict=True))
     assert not any(kept.host_peaks)
+    assert away.moved and all(row["as_program"] for row in away.moved), away.moved
     assert not list((folder / tier / "tier").glob("*"))
     return away
 
@@ -137,6 +138,8 @@ def assert_same_run(crew: Crew, folder: Path, setting: Setting, away: Setting) -
     assert all(p <= b for p, b in zip(moved.ledger_peaks, moved.bounds, strict=True))
     assert all(p <= b for p, b in zip(moved.host_peaks, moved.host_bounds, strict=True))
     assert any(moved.host_peaks)
+    # What is kept of a forward may be less than what is proved of it.
+    assert moved.moved and (away.recovery == "spill" or all(r["as_program"] for r in moved.moved))
     assert not list((folder / "away" / "tier").glob("*"))
     return moved
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,7 @@ from ratrain.runtime.rank.tiers import tiers_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
+from ratrain.runtime.run.reports.moved import against_bill
 from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
 from ratrain.runtime.seats import Seats, parts_of_units
 from ratrain.runtime.step.allocator import memory_of
@@ -52,6 +54,7 @@ from ratrain.runtime.step.schedule import LocalOp
 from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees, stored_sizes
 from ratrain.runtime.step.unit_state import UnitState
+from ratrain.simulate.moved import moved_by
 
 Floats = npt.NDArray[np.float32]
 Buffers = tuple[Floats, ...]
@@ -78,6 +81,7 @@ class RankResult:
     validated: list[tuple[int, str, int]]  # after which step, the bits of the loss, its tokens
     sampled: list[Texts]
     sent_bytes: int  # by the network, once the run was complete; 0 where it does not count
+    moved: list[dict[str, Any]]  # of each tier, against the program's bill
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class Result:
     validated: list[tuple[int, str, int]]
     sampled: list[Texts]
     sent_bytes: list[int]  # by each rank
+    moved: list[dict[str, Any]]  # of each rank and tier, against the program's bill
 
     @property
     def loss_values(self) -> list[float]:
@@ -155,6 +160,7 @@ def train(
         ranks[0].validated,
         ranks[0].sampled,
         [rank.sent_bytes for rank in ranks],
+        [row for rank in ranks for row in rank.moved],
     )
 
 
@@ -312,6 +318,7 @@ def _train_rank(
         validated,
         texts,
         (network.sent_bytes or 0) - began_bytes,
+        list(against_bill(run.memory()["moved"], moved_by(program.table), seat.program_rank)),
     )
 
 

@@ -196,6 +196,8 @@ def _train(s: Starter) -> _Table:
             _Line("prompts", [], 'what the model goes on with: ["The "]'),
             _Line("prompts_file", "prompts.txt", "more of them, a line each"),
             _Line("sample_tokens", 40, "of each; as many forward passes"),
+            _Line("publish_every", 0, "steps between versions for those who follow the weights"),
+            _Line("publish_nics", "loopback", '"all", or addresses, for followers elsewhere'),
             _Line("loss_scale", 65536.0, "fp16 only: the initial dynamic loss scale"),
             _Line("overflow", "step", 'fp16 only: an overflow skips a whole "step" or a "unit"'),
             _Line("timeout", "300s", "how long a rank waits for a silent peer"),

@@ -17,6 +17,8 @@ from ratrain.graph.spmm import add_product
 
 TIMES = 5
 """So often each is timed, after once that is not; the median counts."""
+MOST_ELEMENTS = 1 << 24
+"""Of rows that are gone over: more than caches hold."""
 MOST_ROWS = 8192
 """Of a product: more add memory, and no knowledge."""
 
@@ -26,6 +28,7 @@ def measured_rates(laid: Laid, dtype: torch.dtype, rates: Rates) -> Rates:
     return replace(
         rates,
         product_flops=_product_flops(laid, dtype),
+        row_bytes_per_s=_row_bytes_per_s(laid, dtype),
         sum_bytes_per_s=_sum_bytes_per_s(laid, dtype, rates.sum_bytes_per_s),
     )
 
@@ -38,6 +41,15 @@ def _product_flops(laid: Laid, dtype: torch.dtype) -> float:
     out = torch.empty(rows, unit.width, dtype=dtype)
     seconds = _seconds(lambda: torch.mm(left, right, out=out))
     return 2.0 * rows * unit.width_in * unit.width / seconds
+
+
+def _row_bytes_per_s(laid: Laid, dtype: torch.dtype) -> float:
+    """Of rows that are read and written where they are."""
+    columns = max(u.width for u in laid.shape.units)
+    elements = min(laid.shape.largest * columns, MOST_ELEMENTS)
+    rows = torch.ones(elements, dtype=dtype)
+    seconds = _seconds(lambda: rows.relu_())
+    return 2 * elements * rows.element_size() / seconds
 
 
 def _sum_bytes_per_s(laid: Laid, dtype: torch.dtype, usual: float) -> float:

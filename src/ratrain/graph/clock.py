@@ -25,6 +25,7 @@ class Rates:
     write_bytes_per_s: float
     product_flops: float = 50e9
     sum_bytes_per_s: float = 7e9
+    row_bytes_per_s: float = 8e9  # of rows that are gone over one by one, read or written
 
 
 def clocked(columns: Columns, rates: Rates) -> Run:
@@ -80,4 +81,8 @@ def _computing_s(shape: Shape, op: Op, rates: Rates) -> float:
         return added / rates.sum_bytes_per_s
     products = (1 + unit.own) * unit.has_weights * (2 if item.verb == BACKWARD else 1)
     flops = 2.0 * rows * unit.width_in * unit.width * products
-    return flops / rates.product_flops
+    # Narrow rows take longer to come from memory than to be multiplied: a product reads its input
+    # and writes its output, bias and ReLU read and write that; back, both gradients read theirs.
+    forward, back = unit.width_in + 5 * unit.width, 5 * unit.width_in + 2 * unit.width
+    passed = rows * (back if item.verb == BACKWARD else forward) * shape.element_bytes
+    return flops / rates.product_flops + passed / rates.row_bytes_per_s

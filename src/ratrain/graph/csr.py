@@ -11,6 +11,9 @@ Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.floating]
 
+_AT_ONCE = 1 << 22
+"""Entries that are worked on at once, where what is made of them meanwhile is larger."""
+
 
 @dataclass(frozen=True)
 class Csr:
@@ -36,13 +39,20 @@ class Csr:
         return np.repeat(np.arange(self.nodes, dtype=np.int32), self.degrees)
 
 
-def csr_of(source: Ints, target: Ints, nodes: int, *, directed: bool) -> Csr:
+def csr_of(source: Ints | Ints32, target: Ints | Ints32, nodes: int, *, directed: bool) -> Csr:
     """The graph of edges from `source` to `target`; an edge that comes twice counts once."""
-    keys = target * nodes + source
+    keys = np.empty((1 if directed else 2) * len(source), dtype=np.int64)
+    _keys(target, source, nodes, keys[: len(source)])
     if not directed:
-        keys = np.concatenate([keys, source * nodes + target])
+        _keys(source, target, nodes, keys[len(source) :])
     keys.sort()
     return _of_keys(keys, nodes)
+
+
+def _keys(row: np.ndarray, column: np.ndarray, nodes: int, out: Ints) -> None:
+    """An edge as one number, in place: a graph of 100 M edges has 0.8 GB of them."""
+    np.multiply(row, nodes, out=out, dtype=np.int64)
+    out += column
 
 
 def _of_keys(keys: Ints, nodes: int) -> Csr:
@@ -50,20 +60,26 @@ def _of_keys(keys: Ints, nodes: int) -> Csr:
     if len(keys):
         keys = keys[np.r_[True, keys[1:] != keys[:-1]]]
     starts = np.searchsorted(keys, np.arange(nodes + 1, dtype=np.int64) * nodes)
-    return Csr(starts, (keys % nodes).astype(np.int32))
+    columns = np.empty(len(keys), dtype=np.int32)
+    for at in range(0, len(keys), _AT_ONCE):
+        columns[at : at + _AT_ONCE] = keys[at : at + _AT_ONCE] % nodes
+    return Csr(starts, columns)
 
 
 def renumbered(graph: Csr, new_of_old: Ints) -> Csr:
     """The same graph with other numbers of its nodes."""
-    keys = new_of_old[graph.rows()] * graph.nodes + new_of_old[graph.columns]
+    keys = new_of_old[graph.rows()]
+    keys *= graph.nodes
+    keys += new_of_old.astype(np.int32)[graph.columns]
     keys.sort()
     return _of_keys(keys, graph.nodes)
 
 
 def with_loops(graph: Csr) -> Csr:
     """The graph with an edge from every node to itself."""
-    loops = np.arange(graph.nodes, dtype=np.int64) * (graph.nodes + 1)
-    keys = np.concatenate([graph.rows().astype(np.int64) * graph.nodes + graph.columns, loops])
+    keys = np.empty(graph.edges + graph.nodes, dtype=np.int64)
+    _keys(graph.rows(), graph.columns, graph.nodes, keys[: graph.edges])
+    keys[graph.edges :] = np.arange(graph.nodes, dtype=np.int64) * (graph.nodes + 1)
     keys.sort()
     return _of_keys(keys, graph.nodes)
 
@@ -102,4 +118,8 @@ def aggregation(graph: Csr, kind: str, dtype: str) -> Matrix:
     if kind == "gat":
         return Matrix(looped, np.ones(looped.edges, dtype))
     scale = looped.degrees.astype(np.float64) ** -0.5
-    return Matrix(looped, (scale[looped.rows()] * scale[looped.columns]).astype(dtype))
+    rows, values = looped.rows(), np.empty(looped.edges, dtype)
+    for at in range(0, looped.edges, _AT_ONCE):
+        some = slice(at, at + _AT_ONCE)
+        values[some] = scale[rows[some]] * scale[looped.columns[some]]
+    return Matrix(looped, values)

@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 from ratrain.graph.plan import Plan
+from ratrain.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class OpTimes:
+    """All ops of one kind in an epoch."""
+
+    kind: str
+    ops: int
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """How far they were predicted off, as a part of what they took."""
+        return abs(self.predicted_s - self.measured_s) / max(self.measured_s, 1e-9)
+
+
+def op_times(predicted: Timeline, measured: Timeline) -> list[OpTimes]:
+    """Of each kind of op, the longest first."""
+    counts = Counter(span.word.split()[0] for span in measured.spans)
+    sums = [defaultdict[str, float](float) for _ in range(2)]
+    for timeline, total in zip((predicted, measured), sums, strict=True):
+        for span in timeline.spans:
+            total[span.word.split()[0]] += span.length_s
+    rows = (OpTimes(kind, ops, *(total[kind] for total in sums)) for kind, ops in counts.items())
+    return sorted(rows, key=lambda row: -row.measured_s)
 
 
 def plan_figures(plan: Plan) -> dict[str, Any]:

@@ -57,11 +57,14 @@ def rmat(spec: GraphSource) -> Csr:
     for _ in range(bits):
         odds = draw.random(count, dtype=np.float32)
         right = ((odds >= a) & (odds < a + b)) | (odds >= a + b + c)
-        source = source * 2 + (odds >= a + b)
-        target = target * 2 + right
+        source <<= 1
+        source += odds >= a + b
+        target <<= 1
+        target += right
     apart = source != target
     shuffled = draw.permutation(1 << bits)
-    return csr_of(shuffled[source[apart]], shuffled[target[apart]], 1 << bits, directed=False)
+    source, target = shuffled[source[apart]], shuffled[target[apart]]
+    return csr_of(source, target, 1 << bits, directed=False)
 
 
 @dataclass(frozen=True)

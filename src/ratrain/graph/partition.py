@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from ratrain.graph.csr import Csr, Ints, csr_of
 SLACK = 0.05
 """By how much a partition may be larger than the mean."""
 ROUNDS = 15
+MOST_EDGES = 1 << 22
+"""Whose neighbours' partitions are counted at once: a count takes some 50 bytes an edge."""
 PARHIP_PLAIN = 3
 """The header of a binary graph without weights, with numbers of 64 bits."""
 
@@ -65,10 +68,11 @@ def partitioned(graph: Csr, parts: int, how: str, seed: int) -> tuple[Partition,
 def expansion(graph: Csr, partition: Partition) -> float:
     """Rows that partitions need, their own and others', over all rows; of the graph in the
     partition's order."""
-    part = np.searchsorted(partition.bounds, np.arange(graph.nodes), "right") - 1
-    needs = part[graph.rows()] * graph.nodes + graph.columns
-    own = part * graph.nodes + np.arange(graph.nodes)
-    return len(np.unique(np.concatenate([needs, own]))) / graph.nodes
+    needed, bounds = 0, partition.bounds.tolist()
+    for first, end in pairwise(bounds):
+        columns = np.unique(graph.columns[graph.starts[first] : graph.starts[end]])
+        needed += end - first + int(((columns < first) | (columns >= end)).sum())
+    return needed / graph.nodes
 
 
 def of_labels(labels: Ints, parts: int) -> Partition:
@@ -99,7 +103,7 @@ def _by_kaminpar(graph: Csr, parts: int, seed: int) -> Ints:
 
 
 def _undirected(graph: Csr) -> Csr:
-    rows, columns = graph.rows().astype(np.int64), graph.columns.astype(np.int64)
+    rows, columns = graph.rows(), graph.columns
     apart = rows != columns
     return csr_of(rows[apart], columns[apart], graph.nodes, directed=False)
 
@@ -111,10 +115,12 @@ def _by_propagation(graph: Csr, parts: int, seed: int) -> Ints:
     n, most = graph.nodes, int(np.ceil((1 + SLACK) * graph.nodes / parts))
     labels = draw.permutation(n) * parts // n
     undirected = _undirected(graph)
-    rows = undirected.rows()
+    runs = _runs(undirected)
     for _ in range(ROUNDS):
         sizes = np.bincount(labels, minlength=parts)
-        wanted = _most_common(rows, labels[undirected.columns], labels, sizes / most, undirected)
+        wanted = labels.copy()
+        for run in runs:
+            wanted[run] = _most_common(undirected, run, labels, sizes / most)
         movers = draw.permutation(np.flatnonzero(wanted != labels))
         movers = movers[np.argsort(wanted[movers], kind="stable")]
         counts = np.bincount(wanted[movers], minlength=parts)
@@ -126,18 +132,26 @@ def _by_propagation(graph: Csr, parts: int, seed: int) -> Ints:
     return labels
 
 
-def _most_common(
-    rows: np.ndarray, of_neighbours: Ints, labels: Ints, fullness: np.ndarray, graph: Csr
-) -> Ints:
-    """For each node the label most common among its neighbours, less how full that partition is."""
-    parts = len(fullness)
-    keys = rows.astype(np.int64) * parts + of_neighbours
+def _runs(graph: Csr) -> list[slice]:
+    """Nodes in runs of at most so many edges, but for a node that has more."""
+    cuts = np.searchsorted(graph.starts, np.arange(0, graph.edges, MOST_EDGES), "right") - 1
+    bounds = [0, *sorted({int(cut) for cut in cuts[1:] if cut > 0}), graph.nodes]
+    return [slice(*ends) for ends in pairwise(bounds)]
+
+
+def _most_common(graph: Csr, run: slice, labels: Ints, fullness: np.ndarray) -> Ints:
+    """For each node of a run the label most common among its neighbours, less how full that
+    partition is."""
+    parts, starts = len(fullness), graph.starts[run.start : run.stop + 1]
+    columns, degrees = graph.columns[starts[0] : starts[-1]], np.diff(starts)
+    keys = np.repeat(np.arange(len(degrees), dtype=np.int64), degrees) * parts
+    keys += labels[columns]
     keys.sort()
     first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else keys
     counts = np.diff(np.append(first, len(keys)))
     node, label = np.divmod(keys[first], parts)
-    score = counts / graph.degrees[node] - fullness[label]
-    best = labels.copy()
+    score = counts / degrees[node] - fullness[label]
+    best = labels[run].copy()
     order = np.lexsort((score, node))
     last = np.flatnonzero(np.r_[node[order][1:] != node[order][:-1], True]) if len(node) else order
     best[node[order][last]] = label[order][last]

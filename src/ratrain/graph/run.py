@@ -26,7 +26,7 @@ import torch
 from ratrain.errors import SpecError
 from ratrain.graph.calibrate import measured_rates
 from ratrain.graph.clock import clocked, timeline_of
-from ratrain.graph.figures import plan_figures
+from ratrain.graph.figures import OpTimes, op_times, plan_figures
 from ratrain.graph.plan import Plan
 from ratrain.graph.program import LANES
 from ratrain.graph.saved import listed
@@ -120,13 +120,17 @@ class Run:
 
     def report(self) -> dict[str, Any]:
         """What was planned and what was measured; written into the folder, with the timelines."""
-        body = {**plan_figures(self.plan), "measured": self._measured()}
-        write_whole(self._folder / REPORT, json.dumps(body, indent=2) + "\n")
+        kinds: list[OpTimes] = []
         if self.done:
             columns = self.plan.columns
             predicted = timeline_of(columns.program, clocked(columns, self.plan.rates), LANES)
+            measured = self._training.timeline()
             write_timeline(predicted, self._folder / PREDICTED)
-            write_timeline(self._training.timeline(), self._folder / MEASURED)
+            write_timeline(measured, self._folder / MEASURED)
+            kinds = op_times(predicted, measured)
+        rows = [asdict(row) for row in kinds]
+        body = {**plan_figures(self.plan), "measured": self._measured(), "kinds": rows}
+        write_whole(self._folder / REPORT, json.dumps(body, indent=2) + "\n")
         return body
 
     def _measured(self) -> dict[str, Any]:

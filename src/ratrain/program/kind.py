@@ -105,7 +105,10 @@ class Waiting(StrEnum):
     TENSOR = "tensor"  # sums inside a tensor group
     UPDATE = "update"  # the optimizer, and the norm before it
     DISK = "disk"  # a checkpoint of the step before
-    COPY = "copy"  # a state on its way between memory tiers
+    OFFLOAD = "offload"  # a state on its way to another memory tier
+    FETCH = "fetch"  # a state on its way back
+    LOAD = "load"  # optimizer states on their way to their update
+    STORE = "store"  # and back
 
 
 _WAIT_OF_LANE = {
@@ -115,10 +118,10 @@ _WAIT_OF_LANE = {
     Lane.TENSOR: Waiting.TENSOR,
     Lane.UPDATE: Waiting.UPDATE,
     Lane.DISK: Waiting.DISK,
-    Lane.OFFLOAD: Waiting.COPY,
-    Lane.FETCH: Waiting.COPY,
-    Lane.LOAD: Waiting.COPY,
-    Lane.STORE: Waiting.COPY,
+    Lane.OFFLOAD: Waiting.OFFLOAD,
+    Lane.FETCH: Waiting.FETCH,
+    Lane.LOAD: Waiting.LOAD,
+    Lane.STORE: Waiting.STORE,
     Lane.AVERAGE: Waiting.REDUCE,
 }
 

@@ -19,6 +19,7 @@ from ratrain.describe.amounts import Name
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
 from ratrain.ranges import Block, line
+from ratrain.readers.files import read_text
 from ratrain.readers.json import parse_json, read_json_table
 from ratrain.readers.writing import write_whole
 from ratrain.transport.uses.weights import Offer
@@ -149,14 +150,13 @@ def offers_of(run: Path, say: Callable[[str], None]) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted(weights_folder(run).glob("offer-*.json")):
         try:
-            words = path.read_text()
+            words = read_text(path)
             parse_offer(words)
             found[path.stem.removeprefix("offer-")] = words
-        except FileNotFoundError:
-            continue  # its follower has given it up
-        except (OSError, ValueError, SpecError) as error:
-            say(f"{path}: not an offer: {error}")
-            path.unlink(missing_ok=True)
+        except (ValueError, SpecError) as error:
+            if path.exists():  # else its follower has given it up
+                say(f"{path}: not an offer: {error}")
+                path.unlink(missing_ok=True)
     return found
 
 

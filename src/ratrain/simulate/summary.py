@@ -13,6 +13,7 @@ from ratrain.program.setup import Setup
 from ratrain.program.text.awaited import AWAITED, op_words
 from ratrain.program.text.family_groups import group_name, grouped
 from ratrain.program.tiers import TIER_WORDS
+from ratrain.simulate.moved import Moved, moved_by
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
 from ratrain.simulate.step_bound_words import bound_json, bound_sentence
@@ -42,6 +43,10 @@ def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
         "peak_bytes": {setup.tier: simulation.peak_bytes},
         "bound_bytes": {setup.tier: simulation.bound_bytes, **_bounds_below(simulation)},
         "budget_bytes": {setup.tier: setup.budget_bytes},
+        "moved": {
+            tier: {"read_bytes": moved.read_bytes, "written_bytes": moved.written_bytes}
+            for tier, moved in _moved(simulation).items()
+        },
         "bubble_fraction": simulation.bubble_fraction,
         "exposed_s": {kind.value: time_s for kind, time_s in simulation.exposed_s.items()},
         "tail_s": simulation.tail_s,
@@ -73,6 +78,14 @@ def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
         "extrapolated_from_micro_batches": _extrapolated_from(simulation),
         "wall_time_s": simulation.wall_time_s,
     }
+
+
+def _moved(simulation: Simulation) -> dict[str, Moved]:
+    """Of each tier below the device's what the rank moves that moves the most."""
+    most: dict[str, Moved] = {}
+    for row in sorted(moved_by(simulation.program.table), key=lambda row: row.total_bytes):
+        most[row.tier] = row
+    return most
 
 
 def _bounds_below(simulation: Simulation) -> dict[str, int]:
@@ -133,6 +146,10 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     yield memory
     for tier, size_bytes in _bounds_below(simulation).items():
         yield f"proven peak {TIER_WORDS.get(tier, tier)} {format_bytes(size_bytes)} per rank"
+    for moved in _moved(simulation).values():
+        read, written = map(format_bytes, (moved.read_bytes, moved.written_bytes))
+        most = f" on rank {moved.rank}, the most" if len(simulation.ranks) > 1 else ""
+        yield from wrapped(f"{moved.tier}: {read} read and {written} written a step{most}")
     waits = ", ".join(
         f"{AWAITED[kind]} {format_time(time_s)}"
         for kind, time_s in simulation.exposed_s.items()

@@ -58,6 +58,18 @@ class Traffic:
     written_bytes: int = 0
     read_s: float = 0.0
     write_s: float = 0.0
+    lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def add_read(self, size_bytes: int, took_s: float = 0.0) -> None:
+        """Counts one transfer; from any thread."""
+        with self.lock:
+            self.read_bytes += size_bytes
+            self.read_s += took_s
+
+    def add_written(self, size_bytes: int, took_s: float = 0.0) -> None:
+        with self.lock:
+            self.written_bytes += size_bytes
+            self.write_s += took_s
 
     @property
     def words(self) -> str:
@@ -184,8 +196,7 @@ class TierStore:
                 self.flush(key)
                 self._files.forget(extent.file)
             extent.version = version
-            self.traffic.written_bytes += extent.length
-            self.traffic.write_s += time.perf_counter() - began_s
+            self.traffic.add_written(extent.length, time.perf_counter() - began_s)
 
     def read(self, key: Key, into: memoryview) -> None:
         """Reads the version last written; `into` as `data` of `write`."""
@@ -203,8 +214,7 @@ class TierStore:
                     fix="let nothing else write there, and resume the run from its checkpoint",
                 )
             self._each_block(key, extent, self._files.read, into, "read")
-            self.traffic.read_bytes += extent.length
-            self.traffic.read_s += time.perf_counter() - began_s
+            self.traffic.add_read(extent.length, time.perf_counter() - began_s)
 
     def flush(self, key: Key) -> None:
         """Waits until the disk has what was written. What fails is lost: the system may say of a

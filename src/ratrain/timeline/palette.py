@@ -89,6 +89,10 @@ WAITS: dict[str, OpClass | Colour] = {
     "reduce": REDUCE,
     "gather": GATHER,
     "update": UPDATE,
+    "fetch": COPY,
+    "offload": Colour("#66700f", "#b7c24f"),
+    "load": Colour("#8a5f1c", "#d9a85a"),
+    "store": Colour("#6b6a3c", "#bdbb86"),
     "other": Colour("#4b5563", "#b3bdc9"),
 }
 """Where the time of a compute lane goes, by the names of `runtime/run/reports/itemise.py`."""

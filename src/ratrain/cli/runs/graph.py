@@ -113,7 +113,7 @@ def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_
     if as_json:
         print_json("graph train", {"run": str(folder), "finished": not stopped, **body})
     else:
-        click.echo("\n".join(_comparison(run.plan, body["measured"])))
+        click.echo("\n".join(_comparison(run.plan, body["measured"], body["kinds"])))
         click.echo(f"run  {folder}")
     if stopped:
         click.echo(f"saved after epoch {run.epochs_done}; resume with --resume", err=True)
@@ -236,8 +236,9 @@ def _epoch_line(epoch: Epoch) -> str:
     )
 
 
-def _comparison(plan: Plan, measured: dict[str, Any]) -> Iterator[str]:
+def _comparison(plan: Plan, measured: dict[str, Any], kinds: list[dict[str, Any]]) -> Iterator[str]:
     from ratrain.describe.units import format_bytes, format_time
+    from ratrain.graph.figures import OpTimes
 
     if measured["epoch_s"] is None:
         yield "nothing is left to train"
@@ -249,6 +250,16 @@ def _comparison(plan: Plan, measured: dict[str, Any]) -> Iterator[str]:
     for (name, size), key in zip((*moved, ("peak", plan.peak_bytes)), _MEASURED, strict=True):
         yield f"{name:11}{format_bytes(size):>12}{format_bytes(measured[key]):>12}"
     yield "planned with products and sums as timed here, at the disk rates of the file"
+    least_s = epoch_s / 20
+    rows = [row for each in kinds if (row := OpTimes(**each)).measured_s >= least_s]
+    yield f"{'ops of the last epoch':23}{'planned':>12}{'measured':>12}"
+    for row in rows:
+        name = f"{row.ops:,} {row.kind}"
+        yield f"  {name:21}{format_time(row.predicted_s):>12}{format_time(row.measured_s):>12}"
+    if rows:
+        worst = max(rows, key=lambda row: row.error)
+        mean = sum(row.error for row in rows) / len(rows)
+        yield f"off by {mean:.0%} in the mean of these kinds, {worst.kind} by {worst.error:.0%}"
 
 
 _MEASURED = ("read_bytes", "written_bytes", "peak_bytes")

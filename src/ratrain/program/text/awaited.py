@@ -12,7 +12,10 @@ AWAITED = {
     Waiting.TENSOR: "tensor-parallel sums",
     Waiting.UPDATE: "optimizer updates",
     Waiting.DISK: "checkpoint writes",
-    Waiting.COPY: "copies between memory tiers",
+    Waiting.OFFLOAD: "states offloaded to another tier",
+    Waiting.FETCH: "states fetched from another tier",
+    Waiting.LOAD: "optimizer states fetched from another tier",
+    Waiting.STORE: "optimizer states stored in another tier",
 }
 
 _COMPUTED = {

@@ -24,7 +24,6 @@ from ratrain.plan import (
 )
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
-from ratrain.program.kind import Waiting
 from ratrain.report.contents import (
     Contents,
     KindTime,
@@ -47,6 +46,7 @@ from ratrain.report.facts.steps import panel
 from ratrain.report.facts.words import case_facts, left_out_of
 from ratrain.runtime.run.facts import versions
 from ratrain.runtime.run.reports.kind_names import KIND_NAMES
+from ratrain.runtime.run.reports.report import simulated_kinds
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation, timeline_of
@@ -222,7 +222,7 @@ def _proved(simulation: Simulation) -> ProvedMemory:
 def times_of_simulation(simulation: Simulation) -> Times:
     """Where the predicted step goes; means over ranks, and each rank."""
     ranks = tuple(
-        RankTime(times.rank, kinds_of_rank(times, simulation.step_time_s), {})
+        RankTime(times.rank, _kinds_of_rank(times, simulation.step_time_s), {})
         for times in simulation.ranks
     )
     mean_s = {
@@ -248,21 +248,10 @@ def _means_words(simulation: Simulation) -> str:
     )
 
 
-def kinds_of_rank(times: RankTimes, step_s: float) -> dict[str, float]:
-    """One rank's predicted step by kind, as `run/reports/itemise.py` names them. What a core
-    does for a transfer is time that its compute lane lacks."""
-    waits = times.waiting_s
-    kinds = {
-        "compute": times.compute_s + times.driving_s,
-        "recovery": times.recovery_s,
-        "stages": waits[Waiting.BUBBLE] + waits[Waiting.MESSAGE],
-        "tensor": waits[Waiting.TENSOR],
-        "reduce": waits[Waiting.REDUCE],
-        "gather": waits[Waiting.GATHER],
-        "update": waits[Waiting.UPDATE],
-    }
-    rest_s = step_s - sum(kinds.values())
-    return {**kinds, "other": rest_s if rest_s > 1e-9 * step_s else 0.0}
+def _kinds_of_rank(times: RankTimes, step_s: float) -> dict[str, float]:
+    """One rank's predicted step by kind, as `run/reports/itemise.py` names them."""
+    waiting_s = {kind.value: time_s for kind, time_s in times.waiting_s.items()}
+    return simulated_kinds(vars(times) | {"waiting_s": waiting_s}, step_s)
 
 
 def _memory(simulation: Simulation, times: OpTimes, tier: str) -> Memory:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from ratrain.describe.job import JobSpec
@@ -14,7 +16,7 @@ from ratrain.program.program import Program
 from ratrain.program.tiers import DISK, HOST, SETTINGS
 from ratrain.runtime.seats import Seat
 from ratrain.runtime.step.below import DiskTier, HostTier, Tier
-from ratrain.storage import StoreLimits, TierStore
+from ratrain.storage import StoreLimits, TierStore, Traffic
 
 SLOWEST_BYTES_PER_S = 10e6
 """A disk slower than this is said to hang."""
@@ -53,6 +55,35 @@ def tiers_of(
     finally:
         for tier in tiers.values():
             tier.close()
+
+
+class MovedInSteps:
+    """What steps move between a rank's device and its tiers: without what begins a run, or is
+    between two steps."""
+
+    def __init__(self, tiers: Mapping[str, Tier]) -> None:
+        self._tiers = tiers
+        self._moved = {name: Traffic() for name in tiers}
+        self.steps = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """What is moved inside is counted."""
+        before = {name: replace(tier.traffic) for name, tier in self._tiers.items()}
+        yield
+        for name, tier in self._tiers.items():
+            moved, now = self._moved[name], tier.traffic
+            moved.add_read(now.read_bytes - before[name].read_bytes)
+            moved.add_written(now.written_bytes - before[name].written_bytes)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "tiers": {
+                name: {"read_bytes": moved.read_bytes, "written_bytes": moved.written_bytes}
+                for name, moved in self._moved.items()
+            },
+        }
 
 
 def _sizes_on_disk(program: Program, rank: int) -> list[int]:

@@ -23,6 +23,7 @@ from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_gro
 from ratrain.runtime.rank.forwards import Shared
 from ratrain.runtime.rank.live import Kept, kept_of
 from ratrain.runtime.rank.sampling import Prompts, Sampled, Sampling
+from ratrain.runtime.rank.tiers import MovedInSteps
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats, site_of
@@ -138,6 +139,7 @@ class RankRun:
         self.ledgers = ledgers_of(self.schedule)
         self.ledger = self.ledgers.device
         self._computes_on = device.words
+        self._moved = MovedInSteps(tiers)
         self.states: RankStates = rank_states(
             self.schedule,
             spec.seats,
@@ -300,7 +302,9 @@ class RankRun:
             ahead = self.schedule.period - rest
         self._segment = first, min(upto, self._spec.end_step)
         self._step_began_s = time.perf_counter()
-        self.lanes.run(first, self._gate, ahead=ahead, failed=control.abandon)
+        with self._moved.counted():
+            self.lanes.run(first, self._gate, ahead=ahead, failed=control.abandon)
+        self._moved.steps += self._reached - first
 
     def _recorded_steps(self) -> int:
         """As many as were asked for; where it is not too long, at least a whole period, the step
@@ -372,6 +376,7 @@ class RankRun:
             **asdict(self.ledger.peak),
             "ledger_waits": self.ledger.waits,
             "tiers": {tier: asdict(ledger.peak) for tier, ledger in self.ledgers.others.items()},
+            "moved": self._moved.as_json(),
             "allocated_peak_bytes": self._allocator.peak_bytes if self._allocator.counts else None,
             "product_peak_bytes": self._allocator.product_peak_bytes,
             "resident_bytes": resident_bytes(),

@@ -6,7 +6,6 @@ Away, each is one run of bytes; in a slot they are tensors again, at the same pl
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -21,6 +20,8 @@ from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.schedule import Key
 from ratrain.storage import Key as StoredKey
 
+Clock = Callable[[], float]
+"""Seconds: on the wall, or of a processor."""
 ALIGN = 64
 """Bytes: where a tensor of any dtype may begin."""
 
@@ -204,17 +205,19 @@ class AwayStates:
         assert isinstance(unit, AwayFlat)
         return unit.of(self.slot(slot))
 
-    def times_s(self, index: int) -> tuple[float, float]:
+    def moved_bytes(self, index: int) -> int:
+        """What a unit's fetch moves, and its store; 0: it never leaves its slots."""
+        return self._units[index].size_bytes if index in self._moved else 0
+
+    def times_s(self, index: int, clock: Clock) -> tuple[float, float]:
         """What a unit's fetch and its store take, outside of any step."""
-        if index not in self._moved:
-            return 0.0, 0.0
         unit = self._units[index]
         slot = page_tensor(unit.size_bytes, self._device)
-        reached_s = [time.perf_counter()]
+        reached_s = [clock()]
         for move in (unit.tier.fetch, unit.tier.store):
             move(unit.key, slot)
             self._device.finish()
-            reached_s.append(time.perf_counter())
+            reached_s.append(clock())
         began_s, fetched_s, stored_s = reached_s
         return fetched_s - began_s, stored_s - fetched_s
 

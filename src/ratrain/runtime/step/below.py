@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from ratrain.devices import Device
-from ratrain.storage import PAGE, TierStore, in_pages, page_buffer
+from ratrain.storage import PAGE, TierStore, Traffic, in_pages, page_buffer
 from ratrain.storage import Key as StoredKey
 
 
 class Tier(Protocol):
     """Where states wait. `fetch` and `store` are over when they return, or with the stream that
-    they were called in."""
+    they were called in. `traffic`: what both have moved."""
+
+    @property
+    def traffic(self) -> Traffic: ...
 
     def reserve(self, key: StoredKey, size_bytes: int) -> None:
         """Makes room for a state."""
@@ -38,6 +41,7 @@ class HostTier:
     def __init__(self, device: Device) -> None:
         self._pinned = device.place.type == "cuda"
         self._held: dict[StoredKey, Tensor] = {}
+        self.traffic = Traffic()
 
     def reserve(self, key: StoredKey, size_bytes: int) -> None:
         if self._pinned:
@@ -49,10 +53,12 @@ class HostTier:
     def fetch(self, key: StoredKey, slot: Tensor) -> None:
         held = self._held[key]
         slot[: len(held)].copy_(held, non_blocking=True)
+        self.traffic.add_read(len(held))
 
     def store(self, key: StoredKey, slot: Tensor) -> None:
         held = self._held[key]
         held.copy_(slot[: len(held)], non_blocking=True)
+        self.traffic.add_written(len(held))
 
     def memory(self, key: StoredKey) -> Tensor | None:
         return self._held[key]
@@ -68,6 +74,10 @@ class DiskTier:
     def __init__(self, store: TierStore, device: Device) -> None:
         self._store, self._device = store, device
         self._buffers: dict[str, Tensor] = {}
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._store.traffic
 
     def reserve(self, key: StoredKey, size_bytes: int) -> None:
         self._store.reserve({key: size_bytes})

@@ -8,7 +8,6 @@ stays where it is.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from ratrain.devices import Device
 from ratrain.errors import SpecError, StorageError
 from ratrain.program.families import SEND_SLOTS
 from ratrain.program.kind import Kind, Lane
-from ratrain.runtime.step.away import ALIGN
+from ratrain.runtime.step.away import ALIGN, Clock
 from ratrain.runtime.step.below import Tier, page_tensor
 from ratrain.runtime.step.schedule import Key, Schedule
 from ratrain.storage import Key as StoredKey
@@ -200,20 +199,21 @@ class Places:
         memory = self.tier.memory(key)
         if memory is not None:
             fill(memory)
+            self.tier.traffic.add_written(size_bytes)
             return
         assert via is not None
         fill(via)
         self.tier.store(key, via)
 
-    def times_s(self, via: Tensor | None) -> tuple[float, float]:
+    def times_s(self, via: Tensor | None, clock: Clock) -> tuple[float, float]:
         """What fetching and storing one takes, outside of any step; with a copy into one run of
         bytes."""
         room = page_tensor(self.size_bytes, self.device)
-        began_s = time.perf_counter()
+        began_s = clock()
         self.store(_NO_CELL, self.size_bytes, partial(_copied, room), via)
-        stored_s = time.perf_counter()
+        stored_s = clock()
         self.fetch(_NO_CELL)
-        return time.perf_counter() - stored_s, stored_s - began_s
+        return clock() - stored_s, stored_s - began_s
 
     def fetch(self, cell: Cell) -> Tensor:
         """Brings it back into memory of its own, and its place is free."""

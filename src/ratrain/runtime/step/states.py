@@ -16,7 +16,7 @@ from ratrain.models.units import Unit
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.tiers import DISK
 from ratrain.runtime.seats import Seat, Seats, at_sites, groups_of, holders_of
-from ratrain.runtime.step.away import AwayFlat, AwayOptimizer, AwayStates
+from ratrain.runtime.step.away import AwayFlat, AwayOptimizer, AwayStates, Clock
 from ratrain.runtime.step.below import Tier, page_tensor
 from ratrain.runtime.step.exchange.buckets import Buckets, made_buckets
 from ratrain.runtime.step.exchange.narrowing import Wire
@@ -87,23 +87,22 @@ class RankStates:
         for family, slots in (("transit", self.transit), ("gathered", self.gathered)):
             yield from ((slot, f"slot {n} of {family}") for n, slot in enumerate(slots))
 
-    def moves_s(self, index: int) -> dict[str, tuple[float, float]]:
-        """Of a unit's states of each sort that wait, what they take from their tier and back,
-        outside of any step."""
-        moves_s = {
-            sort: away.times_s(index)
-            for sort, away in (
-                ("optimizer", self.away),
-                ("view", self.away_views),
-                ("gradient", self.away_gradients),
-            )
-            if index in away
-        }
-        return moves_s | {
-            sort: places.times_s(self.bounce)
-            for (sort, unit), places in self.places.items()
-            if unit == index
-        }
+    def moved_bytes(self, index: int) -> dict[str, int]:
+        """Of a unit's states of each sort that wait, what a move to their tier takes there."""
+        moved = {sort: away.moved_bytes(index) for sort, away in self._away() if index in away}
+        places = {sort: of.size_bytes for (sort, unit), of in self.places.items() if unit == index}
+        return moved | places
+
+    def move_s(self, index: int, sort: str, clock: Clock) -> tuple[float, float]:
+        """What states of a sort take from their tier and back, outside of any step."""
+        if (sort, index) in self.places:
+            return self.places[sort, index].times_s(self.bounce, clock)
+        return dict(self._away())[sort].times_s(index, clock)
+
+    def _away(self) -> Iterator[tuple[str, AwayStates]]:
+        yield "optimizer", self.away
+        yield "view", self.away_views
+        yield "gradient", self.away_gradients
 
     def new_gradient(self, unit: UnitState) -> Tensor:
         """Zeros for the sum of a unit's gradients over micro-batches."""

@@ -14,11 +14,7 @@ import torch
 from ratrain.describe.train import TrainSpec
 from ratrain.devices import Device, Memory
 from ratrain.models.units import MicroBatch
-from ratrain.profile.processor import (
-    Processor,
-    processor_share,
-    with_processors,
-)
+from ratrain.profile.processor import Processor, processor_share
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.calibration.compute import unit_times
 from ratrain.runtime.rank.calibration.lanes import between_ops_s
@@ -35,6 +31,7 @@ from ratrain.runtime.rank.calibration.measured import (
     read_calibration,
     write_calibration,
 )
+from ratrain.runtime.rank.calibration.moves import with_moves
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.captured import can_be_recorded, share_waited_for
 from ratrain.runtime.step.network.broadcast import summed
@@ -62,9 +59,7 @@ def calibrate(
     network.barrier()
     group = network.tensor_group(Lane.COMPUTE)
     rows = joined.rows_of(group)
-    units, busy = with_processors(
-        lambda: unit_times(schedule, states, train, rows, batch, allocator, group, device)
-    )
+    units, busy = unit_times(schedule, states, train, rows, batch, allocator, group, device)
     network.barrier()
     views = [unit.shard_view if unit.view is None else unit.view for unit in states.units]
     between_s = between_ops_s(schedule, views, train.timeout_s, device)
@@ -74,6 +69,8 @@ def calibrate(
     processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
     network.barrier()
     beside = torch.get_num_threads() if processor.computes else 0
+    units = with_moves(units, states, beside)
+    network.barrier()
     ends = (states, network, seats, seat, beside, prod(sizes.boundary))
     divides_rows = schedule.program.setup.sequence_parallel
     forward, arrival = message_times(Lane.SEND_F, +1, *ends, divides_rows=divides_rows)

@@ -13,6 +13,7 @@ from ratrain.describe.train import TrainSpec
 from ratrain.devices import Device, Memory
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
+from ratrain.profile.processor import with_processors
 from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.rank.calibration.measured import UnitTimes
 from ratrain.runtime.rank.calibration.rehearsal import Passed, Rehearsal
@@ -29,6 +30,8 @@ LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
+_IN_CACHES = 1 << 23
+"""Elements that take the place of others in a processor's caches, as far as they are 32 MB."""
 _PIECES_TIMED = 4
 """The optimizer is timed on as many of the pieces that it takes at once."""
 
@@ -42,15 +45,16 @@ def unit_times(
     allocator: Memory,
     group: TensorGroup | None,
     device: Device,
-) -> tuple[UnitTimes, ...]:
-    """The times of each unit of the rank; the ranks of a tensor group go through them together.
-    `boundary`: the shape of what a rank has of a tensor between units."""
+) -> tuple[tuple[UnitTimes, ...], float]:
+    """The times of each unit of the rank, and the processors that compute keeps busy; the ranks of
+    a tensor group go through them together. `boundary`: the shape of what a rank has of a tensor
+    between units."""
     timers = [launched(device.finish)]
     if can_be_recorded(train, schedule, device):
         timers.append(recorded(device.finish))
     rehearsal = Rehearsal(schedule, states, boundary, batch, allocator, group, *timers)
     with device.stream(Lane.COMPUTE.word):
-        passes = _long_enough(rehearsal, group)
+        passes, busy = with_processors(lambda: _long_enough(rehearsal, group))
         rehearsal.close()
 
     def mean(kind: Kind, unit: int) -> float:
@@ -62,22 +66,23 @@ def unit_times(
     def of_unit(index: int, unit: UnitState) -> UnitTimes:
         making_s = rehearsal.making_s[index]
         made_s = fmean(making_s) / max(1, unit.local.micro_batches) if making_s else 0.0
+        update_s, update_cpu_s = _update_s(unit, states, train, device)
         return UnitTimes(
             forward_s=mean(Kind.F, index),
             recovery_s=mean(Kind.R, index),
             backward_s=mean(Kind.B, index) + made_s,
             input_gradient_s=mean(Kind.I, index),
             weight_gradient_s=mean(Kind.W, index) + made_s,
-            update_s=_update_s(unit, states, train, device),
+            update_s=update_s,
+            update_cpu_s=update_cpu_s,
             narrowing_s=_narrowing_s(unit, states, device),
             elements=unit.padded,
             gathered_elements=unit.gathered_elements,
             scratch_bytes=rehearsal.scratch_bytes[index],
-            moves_s=states.moves_s(index),
             passes=tuple(_both_ways(passed, index) for passed in passes[:MOST_PASSES]),
         )
 
-    return tuple(of_unit(index, unit) for index, unit in enumerate(states.units))
+    return tuple(of_unit(index, unit) for index, unit in enumerate(states.units)), busy
 
 
 def _long_enough(rehearsal: Rehearsal, group: TensorGroup | None) -> list[Passed]:
@@ -130,17 +135,20 @@ def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
     return fmean(took_s[1:]) * unit.padded / count
 
 
-def _update_s(unit: UnitState, states: RankStates, train: TrainSpec, device: Device) -> float:
-    """A unit's update, wherever its optimizer states are."""
+def _update_s(
+    unit: UnitState, states: RankStates, train: TrainSpec, device: Device
+) -> tuple[float, float]:
+    """A unit's update, wherever its optimizer states are, and what it takes of processors."""
     with states.away.present(unit.local.index):
         return _update_here_s(unit, train, device)
 
 
-def _update_here_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
+def _update_here_s(unit: UnitState, train: TrainSpec, device: Device) -> tuple[float, float]:
     """The optimizer on copies of a piece of the largest part, linearly extrapolated to all; one
-    that takes whole matrices, on copies of the largest one."""
+    that takes whole matrices, on copies of the largest one. A processor's caches have nothing of
+    them, as in a step."""
     if not unit.trained:
-        return 0.0
+        return 0.0, 0.0
     part = max(unit.parts, key=lambda part: part.end - part.begin)
     run = slice(0, min(_PIECES_TIMED * pieces_on(device.place.type).update, part.end - part.begin))
     matrices = [max(part.parameters, key=lambda each: each.elements)] if train.rule.whole else []
@@ -155,10 +163,15 @@ def _update_here_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
     )
     piece = OwnedPart(0, count, count, weights, states, inside)
     gradient = torch.zeros(count, dtype=torch.float32, device=part.weights.device)
+    others = torch.ones(_IN_CACHES if device.place.type == "cpu" else 0)
     took_s: list[float] = []
+    worked_s: list[float] = []
     for _ in range(LEAST_PASSES + 1):
-        began_s = time.perf_counter()
+        others.mul_(1.0)
+        began_s, worked_before_s = time.perf_counter(), time.process_time()
         piece.update(gradient, train, 0, 0, 1.0)
         device.finish()
         took_s.append(time.perf_counter() - began_s)
-    return fmean(took_s[1:]) * sum(part.end - part.begin for part in unit.parts) / count
+        worked_s.append(time.process_time() - worked_before_s)
+    whole = sum(part.end - part.begin for part in unit.parts) / count
+    return fmean(took_s[1:]) * whole, fmean(worked_s[1:]) * whole

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field
 
 from ratrain.readers.json import as_table, parse_json
 
+Moves = Mapping[str, tuple[float, float]]
+"""Seconds by sort."""
+
 
 @dataclass(frozen=True)
 class UnitTimes:
@@ -25,9 +28,9 @@ class UnitTimes:
     scratch_bytes: int
     passes: tuple[tuple[float, float], ...] = ()  # forward and back, of each pass that was timed
     # Of its states of each sort that wait in another tier, from there and back.
-    moves_s: Mapping[str, tuple[float, float]] = field(
-        default_factory=dict[str, tuple[float, float]]
-    )
+    moves_s: Moves = field(default_factory=dict[str, tuple[float, float]])
+    moves_cpu_s: Moves = field(default_factory=dict[str, tuple[float, float]])  # of processors
+    update_cpu_s: float = 0.0  # the same of its update
 
 
 @dataclass(frozen=True)

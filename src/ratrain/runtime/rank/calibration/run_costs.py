@@ -232,8 +232,12 @@ class _Measured:
         """States of a sort on their way from their tier, or back: what was measured alone takes
         longer where several are under way."""
         way = 2 * self.setup.ranks + self.units.rank
-        took_s = self.column(lambda times: times.moves_s.get(sort, (0.0, 0.0))[back])
-        return replace(fixed_work(self.zero), volume_bytes=took_s, link=way)
+        took_s, worked_s = (
+            self.column(lambda times, of=of: of(times).get(sort, (0.0, 0.0))[back])
+            for of in (lambda times: times.moves_s, lambda times: times.moves_cpu_s)
+        )
+        driving_s = self.delay_s_per_cpu_s * worked_s
+        return replace(fixed_work(self.zero), volume_bytes=took_s, interrupt_s=driving_s, link=way)
 
     def members(self) -> list[Member]:
         """The member that holds each unit."""
@@ -299,7 +303,10 @@ def _compute(measured: _Measured) -> dict[Cost, Work]:
         Cost.BACKWARD: fixed_work(column(lambda t: t.backward_s)),
         Cost.INPUT_GRADIENT: fixed_work(column(lambda t: t.input_gradient_s)),
         Cost.WEIGHT_GRADIENT: fixed_work(column(lambda t: t.weight_gradient_s)),
-        Cost.UPDATE: replace(fixed_work(update_s), interrupt_s=update_s * measured.beside),
+        Cost.UPDATE: replace(
+            fixed_work(update_s),
+            interrupt_s=measured.column(lambda t: t.update_cpu_s) * measured.delay_s_per_cpu_s,
+        ),
     }
 
 

@@ -26,8 +26,14 @@ _KIND_OF_LANE = {
     Lane.TENSOR: "tensor",
     Lane.DISK: "other",
     Lane.AVERAGE: "reduce",
+    **{lane: lane.word for lane in (Lane.OFFLOAD, Lane.FETCH, Lane.LOAD, Lane.STORE)},
 }
-KINDS = ("compute", "recovery", "stages", "tensor", "reduce", "gather", "update", "other")
+OF_TIERS = ("offload", "fetch", "load", "store")
+"""Waits for the lanes that move states between memory tiers."""
+KINDS = (
+    *("compute", "recovery", "stages", "tensor", "reduce", "gather", "update"),
+    *(*OF_TIERS, "other"),
+)
 """`stages`: other stages and their tensors; `tensor`: sums inside a tensor group; `other`: between
 ops nothing is awaited, or a save."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ratrain.program.kind import Waiting
 from ratrain.program.text.awaited import AWAITED
+from ratrain.runtime.run.reports.itemise import OF_TIERS
 
 KIND_NAMES = {
     "compute": "compute",
@@ -16,6 +17,7 @@ KIND_NAMES = {
     "reduce": f"waiting for {AWAITED[Waiting.REDUCE]}",
     "gather": f"waiting for {AWAITED[Waiting.GATHER]}",
     "update": f"waiting for {AWAITED[Waiting.UPDATE]}",
+    **{lane: f"waiting for {AWAITED[Waiting(lane)]}" for lane in OF_TIERS},
     "other": "other",
 }
 

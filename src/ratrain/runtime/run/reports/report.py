@@ -16,8 +16,9 @@ from ratrain.runtime.run.episodes import episodes_of
 from ratrain.runtime.run.facts import attempts, read_facts
 from ratrain.runtime.run.reports.counted import Counted, counted_of, whole_periods
 from ratrain.runtime.run.reports.goodput import goodput_json, goodput_of
-from ratrain.runtime.run.reports.itemise import KINDS, measured_kinds
+from ratrain.runtime.run.reports.itemise import KINDS, OF_TIERS, measured_kinds
 from ratrain.runtime.run.reports.merge import merge_records, write_measured
+from ratrain.runtime.run.reports.moved import moved_in_steps
 from ratrain.runtime.run_files import read_prediction, read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.timeline.compare import step_times, typical_step
@@ -31,6 +32,7 @@ _SIMULATED = {
     "update": ("update",),
     "stages": ("bubble", "message"),
     "tensor": ("tensor",),
+    **{lane: (lane,) for lane in OF_TIERS},
 }
 
 
@@ -85,6 +87,7 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
         "kinds": _kinds(folder, spec, counted, predicted, recorded, typical),
         "kinds_step": typical,
         "memory": memory,
+        "moved": moved_in_steps(folder, spec),
         "checkpoints": [
             {
                 "path": str(checkpoint.path),

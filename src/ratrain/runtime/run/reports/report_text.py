@@ -12,6 +12,7 @@ from ratrain.runtime.rank.progress import shown_text
 from ratrain.runtime.run.episodes import episode_words
 from ratrain.runtime.run.reports.goodput import PARTS
 from ratrain.runtime.run.reports.kind_names import kind_names
+from ratrain.runtime.run.reports.moved import moved_text
 
 _NAME_COLUMNS = 34
 _SHOWN_RANKS = 16
@@ -207,6 +208,7 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
     yield from _uncounted(rows)
     yield from _products(rows)
     yield from _beyond_the_proof(rows)
+    yield from moved_text(report)
 
 
 def _computed_on(rows: list[dict[str, Any]]) -> Iterator[str]:
