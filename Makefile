@@ -17,7 +17,9 @@ reproduce: .venv/ready
 test: checked-and-built
 	.venv/bin/pytest -n 2 --dist loadfile -m "not slow"
 
+# With what no lock names: Ray (70 MB) and schemas of Kubernetes (22 MB).
 test-all: checked-and-built
+	.venv/bin/pip install -q 'ray[train]>=2.50' kubernetes-validate cel-python
 	.venv/bin/pytest -n 2 --dist loadfile
 
 # Every case of the matrices, of which .ci/run draws a share. Then jobs drawn at random on real

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ratrain.api.following import Followed, follow
     from ratrain.api.jobs import Job, load_job
+    from ratrain.api.on_ray import ray_trainer
     from ratrain.api.pages import Page, report
     from ratrain.api.plans import Plan, Plans, plan
     from ratrain.api.predictions import Prediction, simulate
@@ -58,6 +59,7 @@ __all__ = [
     "load_job",
     "load_run",
     "plan",
+    "ray_trainer",
     "report",
     "schedules",
     "simulate",
@@ -71,6 +73,7 @@ _HOME = {
     "follow": "api.following",
     "Job": "api.jobs",
     "load_job": "api.jobs",
+    "ray_trainer": "api.on_ray",
     "Page": "api.pages",
     "report": "api.pages",
     "Plan": "api.plans",

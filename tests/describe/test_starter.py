@@ -85,7 +85,7 @@ def test_its_comments_are_values_that_load_too(folder: Path) -> None:
     assert loaded.layout is not None and loaded.data is not None
     assert loaded.data.validation == ("held-out.jsonl",)
     usual = replace(loaded.train, weights=None, clip_norm=None, warmup_steps=0, lora=None)
-    usual = replace(usual, outer_learning_rate=None, balance_loss=None)
+    usual = replace(usual, outer_learning_rate=None, balance_loss=None, prompts_file=None)
     assert usual == TrainSpec(), "a comment shows a default"
 
 

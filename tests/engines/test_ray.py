@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 from engine_jobs import losses, prepared, rank_processes, ratrain, steps_done, wait_until, write_job
 
+import ratrain as ratrain_package
+from ratrain.errors import SpecError
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1500),
@@ -31,6 +34,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = 20_000 + free.getsockname()[1] % 10_000
     folder = Path("/tmp") / f"ray-{os.getpid()}"  # names of its sockets must be short
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # a token that Ray has left here would be asked for
     environment = {
         **os.environ,
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -91,3 +95,44 @@ def test_a_run_has_its_kinds_is_stopped_resumes_and_outlives_a_killed_rank(
     told, _ = again.communicate(timeout=300)
     assert again.returncode == 0 and "starting them again (1 of 3)" in told, told
     assert len(losses(run)) == 40 and not rank_processes(run)
+
+
+PATIENT = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300"}
+FITS = """
+import sys, ray, ratrain
+from ray.train import FailureConfig, RunConfig
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+keeps = RunConfig(
+    name="run", storage_path=sys.argv[3], failure_config=FailureConfig(max_failures=2)
+)
+ratrain.ray_trainer(sys.argv[2], run_config=keeps).fit()
+"""
+
+
+def test_ray_train_starts_the_ranks_and_starts_them_again_after_one_was_killed(
+    address: str, tmp_path: Path
+) -> None:
+    job = write_job(tmp_path, steps=40, sequences=16, every=5, kinds=("one",))
+    run = prepared(job, tmp_path / "run")
+    fitting = subprocess.Popen(
+        [sys.executable, "-c", FITS, address, str(run.path), str(tmp_path / "kept")],
+        env={**os.environ, **PATIENT, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: steps_done(run) > 6 or fitting.poll() is not None, "steps", 500)
+    if fitting.poll() is None:
+        os.kill(rank_processes(run)[1], signal.SIGKILL)
+    told, _ = fitting.communicate(timeout=500)
+    assert fitting.returncode == 0, told
+    assert len(losses(run)) == 40 and not rank_processes(run)
+    ranks = [rank for row in run.read_metrics() for rank in row["ranks"]]
+    assert all(rank["allocated_peak_bytes"] for rank in ranks), "counted, as under our launcher"
+
+
+def test_ray_train_is_refused_unequal_devices(tmp_path: Path) -> None:
+    run = prepared(write_job(tmp_path, steps=2, kinds=("old", "new")), tmp_path / "run")
+    with pytest.raises(SpecError, match="ratrain launch ray"):
+        ratrain_package.ray_trainer(run.path)

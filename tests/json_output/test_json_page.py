@@ -37,6 +37,8 @@ UNEQUAL = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
 SAVED = "checkpoints/step-00000004"
 IN_A_TIER = ("--schedule", "gpipe", "--no-calibrate", "--set", "schedule.optimizer_tier=host")
 HELD_OUT = ["--set", 'data.validation=["held-out.txt"]', "--set", "train.validate_every=2"]
+HELD_OUT += ["--set", "train.sample_every=2", "--set", 'train.prompts=["a"]']
+HELD_OUT += ["--set", "train.sample_tokens=3"]
 Words = list[str]
 TWO_SITES = Path(__file__).parents[2] / "examples" / "clusters" / "two-sites-lab.toml"
 

@@ -26,6 +26,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.division import Division, check_divides
 from ratrain.models.huggingface import check_weights, write_model
+from ratrain.models.micro_batch import MicroBatch
 from ratrain.models.sample import Reader, next_logits
 from ratrain.models.shapes import unit_layout
 from ratrain.models.trainable import trains
@@ -85,15 +86,38 @@ def assert_gradients(ours: Running, theirs: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_bf16_is_as_near_to_fp32_as_that_of_transformers(name: str, tmp_path: Path) -> None:
+    """Logits, and the gradient of every unit."""
     exact, _ = written(name, tmp_path / "exact")
     model, spec = written(name, tmp_path / "bf16", torch.bfloat16)
     batch = batch_of(spec, length=LENGTH)
     with torch.no_grad():
         exact.load_state_dict(model.state_dict())  # the very weights that bf16 has
-        wanted, theirs = (m(batch.tokens).logits[:, -1].float() for m in (exact, model))
-    ours = running(spec, read_all(tmp_path / "bf16", spec), dtype=torch.bfloat16)
+    flats = read_all(tmp_path / "bf16", spec)
+    wanted, theirs = (
+        learnt(m, batch, spec, tmp_path / str(i)) for i, m in enumerate((exact, model))
+    )
+    ours = running(spec, flats, dtype=torch.bfloat16, gradient_dtype=torch.float32)
     logits = next_logits(spec, ours.weights, batch.tokens, spec.max_positions)
-    assert relative(logits.float(), wanted) < max(2 * relative(theirs, wanted), 0.02)
+    ours.loss(batch).backward()
+    assert relative(logits.float(), wanted[0]) < max(2 * relative(theirs[0], wanted[0]), 0.02)
+    if spec.tied_embeddings:
+        del wanted[1]["e"], wanted[1]["h"]  # the sum is at both ends there
+    for unit, gradient in wanted[1].items():
+        off = float((ours.gradients[unit] - gradient).norm() / gradient.norm())
+        their_off = float((theirs[1][unit] - gradient).norm() / gradient.norm())
+        assert off < max(2 * their_off, 0.02), (unit, off, their_off)
+
+
+def learnt(
+    model: Any, batch: MicroBatch, spec: ModelSpec, folder: Path
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits of the last tokens, and gradients by unit."""
+    logits = model(batch.tokens).logits
+    loss = functional.cross_entropy(
+        logits.float().flatten(0, 1), batch.targets.flatten(), reduction="sum"
+    )
+    loss.backward()
+    return logits[:, -1].detach().float(), gradients_of(model, spec, folder)
 
 
 @pytest.mark.parametrize("name", THEIRS)

@@ -44,6 +44,7 @@ TUNINGS = [
     TrainSpec(train_only=("*norm",)),
     TrainSpec(train_only=("lm_head",)),
     TrainSpec(lora=LoraSpec(rank=4)),
+    TrainSpec(lora=LoraSpec(rank=4, base="int8")),
     TrainSpec(lora=LoraSpec(rank=8, targets=("q_proj", "layers.3"))),
 ]
 LAYOUTS = [LayoutSpec(1), LayoutSpec(2, 2), LayoutSpec(1, 4), LayoutSpec(2, 1, 2), LayoutSpec(4)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import cast
 
@@ -18,12 +18,14 @@ from ratrain.models.division import WHOLE, Division
 from ratrain.models.head import IGNORED
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout
+from ratrain.plan.file.form import PlanFile
 from ratrain.program.strategies import strategy
 from ratrain.runtime.step.frozen import FROZEN
 
 Ints = npt.NDArray[np.int64]
 
 LENGTH, VOCAB = 16, 300
+_OF_PLANS = {field.name for field in fields(PlanFile)}
 CONFIG: dict[str, object] = {
     "model_type": "llama",
     "_name_or_path": "minute",
@@ -447,7 +449,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "recovery_buffer": setting.recovery_buffer or 2,
         "prefetch": chosen.prefetch,
         "clip_norm": setting.clip_norm,
-        **dict(setting.train),
+        **{key: value for key, value in setting.train if key in _OF_PLANS},
         "overflow": setting.overflow,
         "average_every": setting.average_every,
         "averages": setting.averages,

@@ -71,6 +71,23 @@ def test_experts_learn_what_one_process_learns(form: str, four: Crew, tmp_path: 
     assert_held(result)
 
 
+ON_8_BITS = replace(ALONE, train=(("lora", {"rank": 4, "base": "int8"}),))
+
+
+@pytest.mark.parametrize("form", ["sharded, level 3", "in a tensor group"])
+def test_adapters_beside_experts_on_8_bits_learn_what_one_process_learns(
+    form: str, four: Crew, tmp_path: Path
+) -> None:
+    result = train(four, replace(ON_8_BITS, **FORMS[form]), tmp_path / "form")
+    alone = train(four, ON_8_BITS, tmp_path / "alone")
+    assert result.loss_values == pytest.approx(alone.loss_values, rel=1e-6)
+    assert_held(result)
+    wide = replace(ON_8_BITS, train=(("lora", {"rank": 4}),))
+    assert alone.loss_values == pytest.approx(
+        train(four, wide, tmp_path / "wide").loss_values, rel=1e-3
+    )
+
+
 def test_the_balance_moves_a_router(four: Crew, tmp_path: Path) -> None:
     """Its weight in [train] is that of the loss, whatever the model's config says."""
     by_config = train(four, ALONE, tmp_path / "config")

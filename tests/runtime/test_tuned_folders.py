@@ -18,6 +18,7 @@ from test_export import their_folder
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from ratrain.cost.blocks import blocks
 from ratrain.describe.train import DataSpec
 from ratrain.errors import RunFailed, SpecError
 from ratrain.models.huggingface.peft import WEIGHTS
@@ -37,6 +38,34 @@ SETTING = Setting(
     data=2,
     train=(("lora", {"rank": 4}),),
 )
+WIDE = Setting(
+    model=(("hidden_size", 256), ("intermediate_size", 1024), ("num_hidden_layers", 4)),
+    steps=3,
+    data=2,
+)
+
+
+@pytest.mark.parametrize("sharding", [0, 3])
+def test_a_base_of_8_bits_takes_less_memory_and_no_more_than_is_proved(
+    sharding: int, tmp_path: Path
+) -> None:
+    setting = replace(WIDE, sharding=sharding)
+    peaks, bounds = dict[str, int](), dict[str, int]()
+    for base in ("fp32", "int8"):
+        lora = {"rank": 4, **({"base": base} if base == "int8" else {})}
+        run = made(tmp_path / base, replace(setting, train=(("lora", lora),)))
+        start(run)
+        items = json.loads((run.path / "case.json").read_text())["bound_items"]
+        bounds[base] = max(sum(of_rank.values()) for of_rank in items)
+        ranks = [rank for row in run.read_metrics() for rank in row["ranks"]]
+        peaks[base] = max(int(rank["allocated_peak_bytes"]) for rank in ranks)
+        assert peaks[base] <= bounds[base]
+    spec = trained_model(tmp_path / "int8" / "run").spec
+    matrices = [t for block in blocks(spec) if block.kind == "layer" for t in block.tensors]
+    elements = sum(t.elements for t in matrices if len(t.shape) > 1)
+    saved = 2.9 * elements / (2 if sharding else 1)  # of 4 bytes 1 1/16 are left
+    assert peaks["fp32"] - peaks["int8"] > saved - 4 * max(t.elements for t in matrices)
+    assert bounds["int8"] < bounds["fp32"] - 0.7 * saved
 
 
 def test_adapters_are_trained_resumed_and_written_merged_and_apart(tmp_path: Path) -> None:
@@ -96,7 +125,7 @@ def test_what_was_trained_is_put_onto_no_other_weights(tmp_path: Path) -> None:
 
 def test_conversations_are_learned_and_evaluated(tmp_path: Path) -> None:
     """The loss of answers falls; the verb's loss is that of training's validation, of the run and
-    of what it exports."""
+    of what it exports: of adapters on 8 bits, the base as it was then."""
     their_folder(tmp_path / "theirs", torch.float32)
     chats = [
         [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three four"}],
@@ -113,6 +142,7 @@ def test_conversations_are_learned_and_evaluated(tmp_path: Path) -> None:
         files=("chat.jsonl",),
         tokenizer="theirs",
         data_keys=(("messages_key", "messages"), ("validation", ["held.jsonl"])),
+        train=(("lora", {"rank": 4, "base": "int8"}),),
     )
     run = made(tmp_path, setting)
     start(run)

@@ -28,6 +28,7 @@ TUNINGS: dict[str, dict[str, Any]] = {
     "norms alone": {"train_only": ["*norm"]},
     "the head alone": {"train_only": ["lm_head"]},
     "adapters": {"lora": {"rank": 4, "alpha": 8.0}},
+    "adapters on 8 bits": {"lora": {"rank": 4, "base": "int8"}},
     "some adapters": {"lora": {"rank": 2, "targets": ["q_proj", "layers.2.mlp"]}},
 }
 TIED = (("tie_word_embeddings", True),)
@@ -45,6 +46,16 @@ def checked(crew: Crew, setting: Setting, folder: Path) -> Result:
     return result
 
 
+def of_8_bits(matrix: Tensor) -> Tensor:
+    """A matrix whose rows' blocks of 64 were held as whole numbers of 127ths of their largest."""
+    rows: list[Tensor] = []
+    for row in matrix:
+        scales = [block.abs().max() / 127 for block in row.split(64)]
+        blocks = zip(row.split(64), scales, strict=True)
+        rows.append(torch.cat([torch.round(block / scale) * scale for block, scale in blocks]))
+    return torch.stack(rows)
+
+
 def plainly_tuned(folder: Path, setting: Setting) -> tuple[list[float], list[float]]:
     """Losses and norms of plain torch, with requires_grad only where something is trained."""
     job = load_job(write_job(folder, setting))
@@ -52,12 +63,16 @@ def plainly_tuned(folder: Path, setting: Setting) -> tuple[list[float], list[flo
     scale = job.train.lora.scale if job.train.lora else 0.0
     for unit in unit_names(spec):
         layout = unit_layout(spec, unit)
+        in_8_bits = job.train.lora is not None and job.train.lora.base and unit.isdecimal()
         for held, kind in ((layout, "weights"), (layout.frozen, FROZEN)):
             if held is None:
                 continue
             flat = beginning(spec, unit, kind, 0, held.size)
             for each in held.parameters:
                 leaf = flat[each.offset : each.end].view(each.shape).clone()
+                if in_8_bits and kind == FROZEN and leaf.dim() == 2:
+                    narrows = each.name in ("attention.output.weight", "mlp.down.weight")
+                    leaf = of_8_bits(leaf.t()).t() if narrows else of_8_bits(leaf)
                 leaves[f"{unit}.{each.name}"] = leaf
                 if kind == FROZEN:
                     frozen.add(f"{unit}.{each.name}")
@@ -128,7 +143,7 @@ def test_gradients_that_leave_while_backward_makes_them_are_those_of_what_is_tra
         assert not result.differences(first), change
 
 
-@pytest.mark.parametrize("name", ["first layers frozen", "adapters"])
+@pytest.mark.parametrize("name", ["first layers frozen", "adapters", "adapters on 8 bits"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_frozen_weights_are_kept_in_the_dtype_of_compute_alone(
     name: str, dtype: str, crew: Crew, tmp_path: Path
@@ -159,7 +174,7 @@ def test_averaged_replicas_average_what_is_trained(crew: Crew, tmp_path: Path) -
     assert set(result.units) == {"e", "0", "1", "2", "3", "h"}
 
 
-@pytest.mark.parametrize("name", ["first layers frozen", "adapters", "the head alone"])
+@pytest.mark.parametrize("name", ["first layers frozen", "adapters on 8 bits", "the head alone"])
 def test_a_partly_frozen_run_resumes_in_another_layout(
     name: str, crew: Crew, tmp_path: Path
 ) -> None:
@@ -171,7 +186,7 @@ def test_a_partly_frozen_run_resumes_in_another_layout(
         assert again.loss_values == pytest.approx(whole.loss_values[2:], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["parts of layers", "adapters"])
+@pytest.mark.parametrize("name", ["parts of layers", "adapters", "adapters on 8 bits"])
 def test_replicas_of_unlike_tensor_degrees_train_the_same_part(
     name: str, crew: Crew, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ from ratrain.runtime.rank.joining.rendezvous import listen, told_by_all
 from ratrain.runtime.rank.live import NOTHING, LiveReader, live_states
 from ratrain.runtime.rank.metrics import loss_of
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.shares import asked_prompts
 from ratrain.runtime.rank.tiers import tiers_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare
@@ -60,6 +61,10 @@ Buffers = tuple[Floats, ...]
 """Weights and the optimizer's states: of AdamW, two moments."""
 
 
+Texts = tuple[int, tuple[tuple[int, ...], ...]]
+"""After which step, and the tokens that followed each prompt."""
+
+
 @dataclass(frozen=True)
 class RankResult:
     """What one rank has after a run: of each unit its own parts and where they begin, and the
@@ -74,6 +79,7 @@ class RankResult:
     ledger_peak_bytes: int
     host_peak_bytes: int
     validated: list[tuple[int, str, int]]  # after which step, the bits of the loss, its tokens
+    sampled: list[Texts]
     sent_bytes: int  # by the network, once the run was complete; 0 where it does not count
     moved: list[dict[str, Any]]  # of each tier, against the program's bill
 
@@ -91,6 +97,7 @@ class Result:
     host_peaks: list[int]
     host_bounds: list[int]
     validated: list[tuple[int, str, int]]
+    sampled: list[Texts]
     sent_bytes: list[int]  # by each rank
     moved: list[dict[str, Any]]  # of each rank and tier, against the program's bill
 
@@ -134,6 +141,7 @@ def train(
     )
     assert all(rank.losses == ranks[0].losses for rank in ranks)
     assert all(rank.validated == ranks[0].validated for rank in ranks)
+    assert all(rank.sampled == ranks[0].sampled for rank in ranks)
     of_rank = {bound.rank: bound.total_bytes for bound in prepared.verdict.bounds}
     return Result(
         ranks[0].losses,
@@ -150,6 +158,7 @@ def train(
             if bound.rank == seat.program_rank
         ],
         ranks[0].validated,
+        ranks[0].sampled,
         [rank.sent_bytes for rank in ranks],
         [row for rank in ranks for row in rank.moved],
     )
@@ -242,6 +251,7 @@ def _train_rank(
     losses: list[str] = []
     norms: list[float] = []
     validated: list[tuple[int, str, int]] = []
+    texts: list[Texts] = []
     held_out = HeldOutShare(
         ReplicaBatches(setting.held_out_samples, begins, share, size, device.place),
         setting.held_out_batches,
@@ -279,6 +289,8 @@ def _train_rank(
         validated=lambda step, validation: validated.append(
             (step, validation.loss.hex(), validation.tokens)
         ),
+        prompts=asked_prompts(job, spec),
+        sampled=lambda step, sampled: texts.append((step, sampled.tokens)),
         tiers=tiers,
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
@@ -304,6 +316,7 @@ def _train_rank(
         run.ledger.peak.size_bytes,
         sum(ledger.peak.size_bytes for ledger in run.ledgers.others.values()),
         validated,
+        texts,
         (network.sent_bytes or 0) - began_bytes,
         list(against_bill(run.memory()["moved"], moved_by(program.table), seat.program_rank)),
     )

@@ -24,6 +24,7 @@ from ratrain.runtime.run.reports.report import write_report
 from ratrain.runtime.run.session import lab_if_possible, run_session
 from ratrain.runtime.run.source import Source, source_of
 from ratrain.runtime.run.working import send_run, working_folder
+from ratrain.runtime.run_folder import RunFolder
 
 require_package("torch")  # before a run is made whose ranks import it
 
@@ -117,6 +118,14 @@ def train(
         report = write_report(ready.folder)
         send_run(ready.folder)
         return run_of(ready.folder, report, notes)
+
+
+def prepared_run(job: Job, run: str | Path | None, threads: int, owning: ExitStack) -> RunFolder:
+    """A run that others start: planned, proved and tokenised, with nothing of it running."""
+    launcher = Launcher("ratrain.ray_trainer", _quiet, _tokenised, owning, starts_here=False)
+    request = RunRequest(require_file(job), threads=threads, overrides=job.overrides)
+    folder = None if run is None else working_folder(run)
+    return _new(launcher, job, request, folder, None, None).folder
 
 
 def _new(

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ratrain.corpus.cache import default_cache
 from ratrain.corpus.chat import ChatTemplate, conversations_of
 from ratrain.corpus.documents import Piece, pieces_of
 from ratrain.corpus.sources import Source, source_of, sources_of
@@ -86,20 +87,6 @@ def prepare(
                 _make(folder, sources, tokenizer, reading, progress)
                 store = open_store(folder)
     return Prepared(store, because, tokenizer, sources)
-
-
-def default_cache() -> Path:
-    """`ratrain/corpus` in the user's cache folder (XDG Base Directory Specification)."""
-    cache_folder = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        root = Path(cache_folder) if Path(cache_folder).is_absolute() else Path.home() / ".cache"
-    except RuntimeError as error:
-        raise SpecError(
-            "the user has no home folder to cache tokens in",
-            place="XDG_CACHE_HOME",
-            fix="set it to a folder",
-        ) from error
-    return root / "ratrain" / "corpus"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from ratrain.corpus.cache import default_cache
 from ratrain.errors import SpecError
+from ratrain.objects.mirror import mirrored
+from ratrain.objects.remote import is_url
 from ratrain.readers.files import inside, shown, unreadable
 from ratrain.readers.json import as_table, read_json_table
 from ratrain.readers.place import Place
@@ -86,7 +89,10 @@ def source_of(path: Path) -> Source:
 
 
 def _matches(pattern: str, base: Path, place: str) -> list[Path]:
-    """Paths that a pattern names; a name that exists is never taken for a pattern."""
+    """Paths that a pattern names; a name that exists is never taken for a pattern. Of a URL those
+    of copies here."""
+    if is_url(pattern):
+        return mirrored(pattern, default_cache().parent / "objects", place)
     literal = base / pattern
     if literal.exists():
         return [literal]

@@ -16,6 +16,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal
 
+from ratrain.describe.held import held_bytes
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.own import Work, own_cost
 from ratrain.describe.trained import EMBEDDING, HEAD, unit_parameters
@@ -27,13 +28,19 @@ ELEMENT_BYTES = 2  # fp16 or bf16
 @dataclass(frozen=True)
 class Tensor:
     """One parameter tensor. `tied`: the same values as the embedding, held here as a copy.
-    `trained`: it has a gradient, and is updated. `whole`: no tensor group divides it."""
+    `trained`: it has a gradient, and is updated. `whole`: no tensor group divides it. `held`: in
+    what, if not in the dtype of compute."""
 
     name: str
     shape: tuple[int, ...]
     tied: bool = False
     trained: bool = True
     whole: bool = False
+    held: str | None = None
+
+    def view_bytes(self, weight_bytes: int) -> int:
+        """Of the weights, where `weight_bytes` are those of an element in the dtype of compute."""
+        return held_bytes(self.name, self.shape, self.held, weight_bytes)
 
     @property
     def elements(self) -> int:
@@ -216,6 +223,6 @@ def _tensors(model: ModelSpec, unit: str, tied: str = "") -> tuple[Tensor, ...]:
     if model.tuning is None and unit.isdecimal():
         unit = "0"  # all layers are alike
     return tuple(
-        Tensor(each.name, each.shape, each.name == tied, each.trained, each.whole)
+        Tensor(each.name, each.shape, each.name == tied, each.trained, each.whole, each.held)
         for each in unit_parameters(model, unit)
     )

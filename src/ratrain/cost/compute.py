@@ -84,13 +84,14 @@ def block_times(
 
     def modelled(run: Execution) -> BlockTimes:
         shape = Shape(micro_batch, sequence, tensor, run, sums_s)
-        return _modelled(block, device, dtype, shape)
+        return _plus_unpacking(_modelled(block, device, dtype, shape), block, device, dtype, tensor)
 
     if device.layer_profile:
         case = case_of_block(block, sequence, tensor, dtype, execution)
         known = measured(device, case, micro_batch, block.model.name)
         if known is not None:
             times = _as_measured(block, known, device, micro_batch, sequence)
+            times = _plus_unpacking(times, block, device, dtype, tensor)
             if not execution.recompute_attention:
                 return times
             # Layers are measured without recovery; what selective recovery adds is modelled.
@@ -131,6 +132,24 @@ def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> Blo
         input_s,
         weight_s,
         split_s=SPLIT_SHARE * (input_s + weight_s) + device.launch_s,
+    )
+
+
+def _plus_unpacking(
+    times: BlockTimes, block: Block, device: DeviceKind, dtype: str, tensor: int
+) -> BlockTimes:
+    """With what it takes to make matrices that are held in 8 bits as they are computed with, once
+    for the forward and once for the gradient of the input."""
+    packed = [each for each in block.tensors if each.held == "int8"]
+    if not packed:
+        return times
+    element = precision_of(dtype).weight_bytes
+    moved_bytes = sum(t.view_bytes(element) + element * t.elements for t in packed) / tensor
+    more_s = moved_bytes / device.elementwise_bytes_per_s + len(packed) * device.launch_s
+    return replace(
+        times,
+        forward_s=times.forward_s + more_s,
+        input_gradient_s=times.input_gradient_s + more_s,
     )
 
 

@@ -6,8 +6,11 @@ Jobs that are only planned and simulated, for machines with kernels of their own
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 
+from ratrain.cost.blocks import Tensor
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.runs_on import is_gpu
 
@@ -103,6 +106,18 @@ def compute_scratch_bytes(
     between = 2 * model.hidden * element_bytes if model.parallel_residual else 0
     capped = _capped_bytes(model, sequence, element_bytes, tensor)
     return rows * (widths + between) + capped + sums + piece
+
+
+def unpacked_bytes(tensors: Iterable[Tensor], element_bytes: int, tensor: int, runs_on: str) -> int:
+    """Of a unit whose matrices are held in 8 bits: the largest as it is computed with, of a stack
+    one of its matrices, and a piece of it in fp32."""
+    matrices = [(len(t.shape), prod(t.shape[-2:])) for t in tensors if t.held == "int8"]
+    if not matrices:
+        return 0
+    whole = max(size if dims > 2 else -(-size // tensor) for dims, size in matrices)
+    pieces = pieces_on(runs_on)
+    piece = pieces.product if is_gpu(runs_on) else pieces.update
+    return element_bytes * whole + 4 * min(whole, piece)
 
 
 def _looked_up_bytes(model: ModelSpec, sequence: int, rows: int, element_bytes: int) -> int:

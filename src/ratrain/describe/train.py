@@ -11,6 +11,7 @@ from ratrain.describe.amounts import (
     Count,
     FileName,
     Fraction,
+    Message,
     Name,
     Natural,
     NotNegative,
@@ -82,6 +83,11 @@ class TrainSpec:
     balance_loss: NotNegative | None = None
     lora: LoraSpec | None = None  # adapters are trained, the model's own weights are not
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
+    # steps after which the model goes on with prompts, with its likeliest words; 0: never
+    sample_every: Natural = 0
+    prompts: tuple[Message, ...] = ()
+    prompts_file: FileName | None = None  # more of them, a line each
+    sample_tokens: Count = 40  # of each; as many forward passes of a micro-batch
     # steps after which processes that follow the run get its weights (`ratrain.follow`); 0: never
     publish_every: Natural = 0
     # from where they leave: "loopback", "all", or interfaces or addresses with commas between them
@@ -117,7 +123,7 @@ class TrainSpec:
 class DataSpec:
     """Where tokens come from. File table: [data]."""
 
-    files: tuple[FileName, ...]  # names or patterns, relative to the job file
+    files: tuple[FileName, ...]  # names or patterns, relative to the job file; or URLs (s3://...)
     tokenizer: FileName = "bytes"  # or a tokenizer.json of Hugging Face
     text_key: str = "text"  # of JSON lines and Parquet
     # of conversations, lists of messages: the tokenizer's chat template writes them as text, of

@@ -31,6 +31,7 @@ from ratrain.readers.place import Place
 
 EMBEDDING, HEAD = "e", "h"
 LORA_A, LORA_B = "lora_a", "lora_b"
+
 NARROWING = ("attention.output", "mlp.down")
 """Matrices that a tensor group divides by columns; it divides the others of a layer by rows."""
 _TIED = ("embedding.tokens", "head.logits")
@@ -43,6 +44,7 @@ class Given(NamedTuple):
     shape: tuple[int, ...]
     trained: bool = True
     whole: bool = False  # on every rank of a tensor group; of adapters alone
+    held: str | None = None  # in "int8" or "fp32", of a layer's that are frozen; None: as computed
 
 
 class Adapter(NamedTuple):
@@ -61,7 +63,10 @@ def unit_parameters(model: ModelSpec, unit: str) -> tuple[Given, ...]:
     if model.tuning is None:
         return tuple(Given(*each) for each in shapes)
     is_trained = _choice(model)
-    given = [Given(name, shape, is_trained(unit, name)) for name, shape in shapes]
+    given = [
+        Given(name, shape, is_trained(unit, name), held=_held(model, unit, name, shape))
+        for name, shape in shapes
+    ]
     return (*given, *_adapter_parameters(model, unit, dict(shapes)))
 
 
@@ -87,6 +92,15 @@ def adapters(model: ModelSpec, unit: str) -> tuple[Adapter, ...]:
 def _may_adapt(module: str, shape: tuple[int, ...]) -> bool:
     """Whether a matrix of a layer may have an adapter: experts and their router have none."""
     return len(shape) == 2 and module != ROUTER
+
+
+def _held(model: ModelSpec, unit: str, name: str, shape: tuple[int, ...]) -> str | None:
+    """In what a parameter is held, where adapters are trained beside 8-bit matrices: not those that
+    choose words or experts."""
+    lora = model.tuning and model.tuning.lora
+    if not lora or lora.base is None or unit in (EMBEDDING, HEAD):
+        return None
+    return lora.base if len(shape) > 1 and name != f"{ROUTER}.weight" else "fp32"
 
 
 def is_adapter(parameter: str) -> bool:

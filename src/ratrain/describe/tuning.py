@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ratrain.describe.amounts import Count, Name, Positive
 
@@ -17,6 +18,9 @@ class LoraSpec:
     # which of the layers' matrices have one, by their names in a Hugging Face folder: "q_proj",
     # "self_attn.*", "layers.3.mlp"; left out: all of them
     targets: tuple[Name, ...] = ()
+    # in what the layers' own weights are held: left out, in the dtype of compute; "int8": their
+    # matrices a byte an element, and a scale for 64 of them
+    base: Literal["int8"] | None = None
 
     @property
     def scale(self) -> float:

@@ -50,6 +50,10 @@ _IDLE = (
         "train", ("final_rate",), lambda job: job.train.rate_schedule == "constant",
         'rate_schedule is "constant"',
     ),
+    _Idle(
+        "train", ("prompts", "prompts_file", "sample_tokens"),
+        lambda job: not job.train.sample_every, "there are no samples without sample_every",
+    ),
     _Idle("train", ("loss_scale", "overflow"), _without_fp16, "nothing is computed in fp16"),
 )  # fmt: skip
 

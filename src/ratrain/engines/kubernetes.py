@@ -1,5 +1,5 @@
 """A run as a Kubernetes manifest: an indexed Job, or a JobSet with one replicated job for each kind
-of host. A pod is a rank.
+of host; or a TrainJob of Kubeflow's Trainer, whose pods are all alike. A pod is a rank.
 
 Pods find each other by a file in the run's folder, so neither a service nor names are needed. What
 they do about exit statuses is that of docs/reference/exit-codes.md: a mistake ends the job, a lost
@@ -34,6 +34,7 @@ class Pods:
     memory: str  # of a rank
     restarts: int
     grace_s: int = 120
+    runtime: str = ""  # of Kubeflow's Trainer, which makes the pods; "": Kubernetes itself
 
 
 def manifest(run: Launchable, pods: Pods) -> str:
@@ -44,7 +45,14 @@ def manifest(run: Launchable, pods: Pods) -> str:
             place="--mount",
             fix="give the folder, here and in pods, that the volume is seen at",
         )
-    body = _job(run, pods) if len(run.groups) == 1 else _job_set(run, pods)
+    if pods.runtime and len(run.groups) > 1:
+        raise SpecError(
+            "the pods of a TrainJob are all alike, and the plan has hosts of several kinds",
+            place="--runtime",
+            fix="leave it out: a JobSet has a replicated job for each kind",
+        )
+    one = _train_job if pods.runtime else _job
+    body = one(run, pods) if len(run.groups) == 1 else _job_set(run, pods)
     head = f"# {run.name}, {run.words}. Start it: kubectl apply -f FILE\n"
     return head + "\n".join(_yaml(body)) + "\n"
 
@@ -95,6 +103,41 @@ def _job_set(run: Launchable, pods: Pods) -> dict[str, Any]:
     }
 
 
+def _train_job(run: Launchable, pods: Pods) -> dict[str, Any]:
+    """Its runtime makes a JobSet of one job, "node", whose pods have their numbers as those of any
+    indexed Job; what follows a failed pod is the runtime's to say."""
+    pod = _pod(run, run.groups[0], 0, pods)
+    (container,) = pod["containers"]
+    volumes = {
+        "volumes": pod["volumes"],
+        "terminationGracePeriodSeconds": pod["terminationGracePeriodSeconds"],
+        "containers": [{"name": _NODE, "volumeMounts": container["volumeMounts"]}],
+    }
+    patched = {"name": _NODE, "template": {"spec": {"template": {"spec": volumes}}}}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": _name(run.name)},
+        "spec": {
+            "runtimeRef": {"name": pods.runtime},
+            "trainer": {
+                "numNodes": run.ranks,
+                "numProcPerNode": 1,
+                **{key: container[key] for key in ("image", "command", "env")},
+                "resourcesPerNode": container["resources"],
+            },
+            "runtimePatches": [
+                {
+                    "manager": "ratrain.dev/launch",
+                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [patched]}}},
+                }
+            ],
+        },
+    }
+
+
+_NODE = "node"
+"""What Kubeflow's runtimes call their job, and its container."""
 _IGNORED_DISRUPTION = {
     "action": "Ignore",
     "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],

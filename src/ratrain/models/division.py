@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ratrain.describe.held import SCALES
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.parameters import EXPERTS, ROUTER
 from ratrain.describe.trained import LORA_A, NARROWING
@@ -42,6 +43,7 @@ WHOLE = Division()
 
 def cut_dim(parameter: str) -> int | None:
     """The dimension along which a parameter is cut; None: every rank has all of it."""
+    parameter = parameter.removesuffix(SCALES)
     module, _, kind = parameter.rpartition(".")
     if kind == LORA_A:  # reads what its matrix reads
         return COLUMNS if module in NARROWING else None

@@ -80,11 +80,12 @@ class SparseMlp:
         order = chosen.view(-1).argsort(stable=True)
         here = list(self._pairs(chosen, order))
         count = here[-1].place.stop if here else 0
-        gate, up = (rows.new_empty(count, weights[name].shape[1]) for name in (GATE, UP))
+        width = weights.layout.by_name[UP].shape[1]
+        gate, up = (rows.new_empty(count, width) for _ in range(2))
         for each in here:
             given = rows.index_select(0, each.tokens)
             for name, made in ((GATE, gate), (UP, up)):
-                torch.mm(given, weights[name][each.expert].t(), out=made[each.place])
+                torch.mm(given, weights.of_stack(name, each.expert).t(), out=made[each.place])
             del given
         output = torch.zeros_like(rows)
         del rows
@@ -92,7 +93,7 @@ class SparseMlp:
         act = activated(self.activation, up, gate)
         shares = self._shares(probabilities, chosen).view(-1)
         for each in here:
-            made = act[each.place] @ weights[DOWN][each.expert].t()
+            made = act[each.place] @ weights.of_stack(DOWN, each.expert).t()
             made.mul_(shares.index_select(0, each.pairs).unsqueeze_(1))
             output.index_add_(0, each.tokens, made)
             del made
@@ -117,15 +118,15 @@ class SparseMlp:
         d_shares = torch.zeros_like(shares)
         d_rows = torch.zeros_like(rows)
         for each in here:
-            d_act = rows.index_select(0, each.tokens) @ weights[DOWN][each.expert]
+            d_act = rows.index_select(0, each.tokens) @ weights.of_stack(DOWN, each.expert)
             of_pairs = (d_act * act[each.place]).sum(1, dtype=shares.dtype)
             d_shares.view(-1).index_copy_(0, each.pairs, of_pairs)
             d_act.mul_(shares.view(-1).index_select(0, each.pairs).unsqueeze_(1))
             d_up, d_gate = up[each.place], gate[each.place]
             activation_gradients_(self.activation, d_act, d_up, d_gate)
             del d_act
-            given = d_gate @ weights[GATE][each.expert]
-            given.addmm_(d_up, weights[UP][each.expert])
+            given = d_gate @ weights.of_stack(GATE, each.expert)
+            given.addmm_(d_up, weights.of_stack(UP, each.expert))
             d_rows.index_add_(0, each.tokens, given)
             del given
         if self.group is not None:

@@ -99,6 +99,22 @@ def head_logits(x: Tensor, weights: Weights, plan: HeadPlan) -> Tensor:
         return _logits(normed, weights, plan)[0].view(*x.shape[:2], -1)
 
 
+def likeliest(x: Tensor, weights: Weights, plan: HeadPlan, rows: Tensor, below: int) -> Tensor:
+    """The likeliest word behind each of some rows, of words below a number. `x`: as the loss takes
+    it; rows count over its sequences. The same on all ranks of a group."""
+    group = plan.group
+    chosen = Rows(own_rows(x, group), group).all()[rows]
+    logits = _logits(plan.norm.forward(weights, chosen)[0], weights, plan)[0].float()
+    first = 0 if group is None else group.division.rank * logits.shape[1]
+    logits[:, max(0, below - first) :] = -torch.inf
+    values, words = logits.max(1)
+    if group is None or group.division.degree == 1:
+        return words
+    parts = group.gather(torch.stack([values.double(), (words + first).double()]))
+    best = torch.stack([part[0] for part in parts]).argmax(0)
+    return torch.stack([part[1] for part in parts])[best, torch.arange(len(rows))].long()
+
+
 def _logits(normed: Tensor, weights: Weights, plan: HeadPlan) -> tuple[Tensor, Tensor | None]:
     """(logits [tokens, V], one over the length of each row of the matrix, or None)."""
     matrix = weights[LOGITS]

@@ -82,6 +82,7 @@ class UnitParameters:
     frozen: UnitParameters | None = None
     adapters: tuple[Adapter, ...] = ()
     adapter_scale: float = 1.0
+    packed: UnitParameters | None = None  # of a buffer of bytes in which these are held instead
 
     @property
     def every(self) -> tuple[Parameter, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ratrain.describe.held import stored
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.trained import EMBEDDING, HEAD, adapters, unit_parameters
 from ratrain.errors import SpecError
@@ -60,10 +61,16 @@ def unit_layout(spec: ModelSpec, name: str, division: Division = WHOLE) -> UnitP
     frozen = [each[:2] for each in given if not each.trained]
     if not frozen:
         return layout
+    packed = [
+        part for each in given if each.held for part in stored(each.name, each.shape, each.held)
+    ]
     lora = spec.tuning and spec.tuning.lora
     return replace(
         layout,
-        frozen=lay_out(frozen, division, trained=False),
+        frozen=replace(
+            lay_out(frozen, division, trained=False),
+            packed=lay_out(packed, division, trained=False) if packed else None,
+        ),
         adapters=adapters(spec, name),
         adapter_scale=lora.scale if lora else 1.0,
     )

@@ -15,7 +15,7 @@ from ratrain.models.experts import Balance
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.differentiable import differentiable
 from ratrain.models.functions.dropout import dropped
-from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan
+from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan, likeliest
 from ratrain.models.micro_batch import MicroBatch
 from ratrain.models.mlp_block import MlpBlock, MlpPlan, mlp_plan
 from ratrain.models.own.unit import own_unit
@@ -103,6 +103,10 @@ class Head:
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """[b, S, V], not differentiable."""
         return head_logits(x, weights, self.plan)
+
+    def likeliest(self, weights: Weights, x: Tensor, rows: Tensor, below: int) -> Tensor:
+        """The likeliest word behind each of some rows of [b x S, h], of words below a number."""
+        return likeliest(x, weights, self.plan, rows, below)
 
 
 def unit_of(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ratrain.models.functions.chunks import CPU_KERNELS, ON_CPU, chunk_elements
 from ratrain.models.functions.rows import Rows
+from ratrain.models.packed import Packed
 from ratrain.models.parameters import Parameter, UnitParameters
 
 _ADD_WIDE = torch.ops.aten.addmm.dtype_out
@@ -42,13 +43,17 @@ class Sink(Protocol):
 
 class Windows:
     """A unit's parameters in a flat buffer, and those that nobody updates in another, each cut out
-    when it is first read."""
+    when it is first read. Of what is held in 8 bits, in a buffer of bytes, each read makes a
+    copy."""
 
     def __init__(
         self, layout: UnitParameters, flat: Tensor | None, frozen: Tensor | None = None
     ) -> None:
         self._layout = layout
-        self.flat, self._frozen = flat, frozen
+        self.flat, self._frozen, self._packed = flat, frozen, None
+        if frozen is not None and frozen.dtype == torch.uint8:
+            assert layout.frozen is not None
+            self._packed = Packed(layout.frozen, frozen)
         self._known: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -57,6 +62,8 @@ class Windows:
     def window(self, parameter: Parameter) -> Tensor:
         """A parameter of the layout, or a stack of them."""
         known = self._known.get(parameter.name)
+        if known is None and self._packed is not None and not parameter.trained:
+            return self._read(self._packed, parameter)
         if known is None:
             flat = self.flat if parameter.trained else self._frozen
             assert flat is not None, f"{parameter.name} is read where nothing is attached"
@@ -64,13 +71,39 @@ class Windows:
             self._known[parameter.name] = known
         return known
 
+    def of_stack(self, name: str, number: int) -> Tensor:
+        """One matrix of a stack."""
+        parameter = self._layout.by_name[name]
+        if self._packed is None or parameter.trained:
+            return self.window(parameter)[number]
+        return self._packed.read(parameter, self._dtype, number)
+
+    def frozen_as_computed(self) -> Tensor | None:
+        """The buffer of what nobody updates in the dtype of compute."""
+        if self._packed is None or self._layout.frozen is None:
+            return self._frozen
+        return self._packed.every(self._layout.frozen, self._dtype)
+
+    def _read(self, packed: Packed, parameter: Parameter) -> Tensor:
+        """Of what is held otherwise than it is computed; vectors are kept, matrices are large."""
+        made = packed.read(parameter, self._dtype)
+        if len(parameter.shape) == 1:
+            self._known[parameter.name] = made
+        return made
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        assert self.flat is not None, "the dtype of compute is that of what is updated"
+        return self.flat.dtype
+
 
 def stack_of(layout: UnitParameters, names: tuple[str, ...]) -> Parameter | None:
     """Matrices of a layout as one; None: they do not lie one below another, or have biases."""
     parts = [layout.by_name[name] for name in names]
     if any(name.removesuffix("weight") + "bias" in layout.by_name for name in names):
         return None
-    if len({part.trained for part in parts}) > 1:
+    held_otherwise = layout.frozen is not None and layout.frozen.packed is not None
+    if len({part.trained for part in parts}) > 1 or (held_otherwise and not parts[0].trained):
         return None
     if any(after.offset != part.end for part, after in pairwise(parts)):
         return None
@@ -99,7 +132,8 @@ class Weights:
         self._view = Windows(self.layout, flat, self._frozen)
 
     def attach_frozen(self, flat: Tensor | None) -> None:
-        """The same for weights that nobody updates. What is attached as a view stays."""
+        """The same for weights that nobody updates, in their dtype or as bytes. What is attached as
+        a view stays."""
         self._frozen = flat
         self._view = Windows(self.layout, self._view.flat, flat)
 
@@ -116,6 +150,10 @@ class Weights:
         """The view that is attached, and the buffer of weights that nobody updates."""
         return self._view.flat, self._frozen
 
+    def frozen_as_computed(self) -> Tensor | None:
+        """The buffer of weights that nobody updates in the dtype of compute."""
+        return self._view.frozen_as_computed()
+
     @property
     def whole_gradient(self) -> Tensor | None:
         """Where gradients are added at once as one whole; None: they go elsewhere, or later."""
@@ -123,6 +161,10 @@ class Weights:
 
     def __getitem__(self, name: str) -> Tensor:
         return self._view[name]
+
+    def of_stack(self, name: str, number: int) -> Tensor:
+        """One matrix of a stack."""
+        return self._view.of_stack(name, number)
 
     def trains(self, name: str) -> bool:
         """Whether a parameter's gradient is wanted."""

@@ -51,6 +51,11 @@ class Bucket:
 
     def sizes(self, url: str) -> dict[str, int]:
         """The bytes of all objects below a name, by what follows it."""
+        return {name: size for name, (size, _) in self.marks(url).items()}
+
+    def marks(self, url: str) -> dict[str, tuple[int, str]]:
+        """The bytes of all objects below a name, and what the store says of each one's content: a
+        checksum, else when it was written."""
 
         def find() -> dict[str, Any]:
             self._store.invalidate_cache()
@@ -58,7 +63,11 @@ class Bucket:
 
         cut = len(url.partition("://")[2]) + 1
         found: dict[str, Any] = self._asked("listing", url, find)
-        return {name[cut:]: int(info["size"]) for name, info in found.items() if name[cut:]}
+        return {
+            name[cut:]: (int(info["size"]), _mark(info))
+            for name, info in found.items()
+            if name[cut:] and not name.endswith("/")
+        }
 
     def read(self, url: str, begin: int, end: int) -> bytes:
         """Bytes [begin, end) of an object; fewer where it ends before."""
@@ -138,6 +147,11 @@ class Bucket:
             problem = f"{_words(error)}; tried for {self.deadline_s:g} s"
             fix = "see whether the store is reached from here (S3: AWS_ENDPOINT_URL)"
         return StoreError(f"{doing} failed: {problem}", place=url, fix=fix)
+
+
+def _mark(info: dict[str, Any]) -> str:
+    said = (info.get(key) for key in ("ETag", "etag", "md5Hash", "LastModified", "updated"))
+    return str(next(filter(None, said), ""))
 
 
 def _lacks_credentials(error: Exception) -> bool:

@@ -53,6 +53,11 @@ class Stores:
         """The bytes of all objects below a name, by what follows it."""
         return self._ask("sizes", remote, remote.url)
 
+    def marks(self, remote: Remote) -> dict[str, tuple[int, str]]:
+        """The same, with what the store says of each one's content."""
+        said = self._ask("marks", remote, remote.url)
+        return {name: (size, mark) for name, (size, mark) in said.items()}
+
     def read(self, remote: Remote, begin: int, end: int) -> bytes:
         """Bytes [begin, end) of an object; fewer where it ends before."""
         content = bytearray(end - begin)

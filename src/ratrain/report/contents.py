@@ -271,6 +271,15 @@ class SavedCheckpoint:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """How the model went on with a prompt, after so many steps."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Contents:
     """A whole page. `trace_command` writes every op as a trace for Perfetto."""
 
@@ -290,3 +299,4 @@ class Contents:
     versions: tuple[tuple[str, str], ...]
     left_out: tuple[str, ...]
     trace_command: str
+    samples: tuple[Sample, ...] = ()

@@ -20,6 +20,7 @@ from ratrain.report.figures.progress import progress_section
 from ratrain.report.figures.records import (
     checkpoints_section,
     left_out_section,
+    samples_section,
     versions_section,
 )
 from ratrain.report.figures.timeline import timeline_section
@@ -61,6 +62,7 @@ def page(contents: Contents) -> str:
         "advice": "What binds",
         "candidates": "Layouts",
         "checkpoints": "Checkpoints",
+        "samples": "Samples",
         "versions": "Versions",
     }
     body = join(
@@ -98,6 +100,7 @@ def _sections(contents: Contents, styles: Styles) -> dict[str, Markup]:
         "checkpoints": checkpoints_section(contents.checkpoints)
         if contents.checkpoints is not None
         else None,
+        "samples": samples_section(contents.samples) if contents.samples else None,
         "versions": versions_section(contents.versions),
         "left-out": left_out_section(contents.left_out),
     }

@@ -245,6 +245,8 @@ def check_row(row: dict[str, Any], place: Place) -> None:
     _require(_is_whole(row.get("step"), _MOST_STEPS), "is not a step number", place.at("step"))
     if "validation_loss" in row and "loss" not in row:
         _check_validation(row, place)
+    elif "samples" in row and "loss" not in row:
+        _check_samples(row, place)
     else:
         _check_step(row, place)
 
@@ -254,6 +256,19 @@ def _check_validation(row: dict[str, Any], place: Place) -> None:
     _require(_is_float(row["validation_loss"]), "is not a number", place.at("validation_loss"))
     for name in ("validation_tokens", "time_s", *(("drift",) if "drift" in row else ())):
         _require(_is_number(row.get(name), 0), "is not a number", place.at(name))
+
+
+def _check_samples(row: dict[str, Any], place: Place) -> None:
+    """A row of texts that were drawn after its step."""
+    for name in ("samples_s", "time_s"):
+        _require(_is_number(row.get(name), 0), "is not a number", place.at(name))
+    samples = row["samples"]
+    sound = isinstance(samples, list) and bool(samples)
+    _require(sound, "is not a list of samples", place.at("samples"))
+    for number, sample in enumerate(cast("list[Any]", samples)):
+        texts = [sample.get(key) for key in ("prompt", "text")] if isinstance(sample, dict) else []
+        is_text = len(texts) == 2 and all(isinstance(text, str) for text in texts)
+        _require(is_text, "is not a sample", place.at("samples", number))
 
 
 def _check_step(row: dict[str, Any], place: Place) -> None:

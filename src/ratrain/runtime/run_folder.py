@@ -399,12 +399,15 @@ class RunFolder:
             yield from run_files.read_metrics(self.metrics)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """A row for each step, with what its validation added. A step that was done again after a
-        restart counts once, as it went last."""
+        """A row for each step, with what validation and samples added. A step that was done again
+        after a restart counts once, as it went last."""
         steps: dict[int, dict[str, Any]] = {}
         added: dict[int, dict[str, Any]] = {}
         for row in self.metrics_lines():
-            (steps if "loss" in row else added)[row["step"]] = row
+            if "loss" in row:
+                steps[row["step"]] = row
+            else:
+                added[row["step"]] = {**added.get(row["step"], {}), **row}
         return [{**added.get(step, {}), **steps[step]} for step in sorted(steps)]
 
 

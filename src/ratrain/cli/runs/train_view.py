@@ -59,6 +59,7 @@ class _Plain:
         self._last_s = -PLAIN_EVERY_S
         self._told_stopping = False
         self._validation: tuple[int, float] | None = None
+        self._sampled: tuple[int, str, str] | None = None
 
     def __call__(self, progress: Progress | None, stopping: bool) -> None:
         if stopping and not self._told_stopping:
@@ -66,8 +67,12 @@ class _Plain:
             click.echo(STOPPING, err=self._to_stderr)
         if progress is None:
             return
-        from ratrain.runtime.rank.progress import plain_line, validation_line
+        from ratrain.runtime.rank.progress import plain_line, sample_line, validation_line
 
+        if progress.sampled != self._sampled:
+            self._sampled = progress.sampled
+            click.echo(sample_line(progress), err=self._to_stderr)
+            return
         if progress.validation != self._validation:
             self._validation = progress.validation
             click.echo(validation_line(progress), err=self._to_stderr)

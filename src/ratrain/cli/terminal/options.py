@@ -73,6 +73,14 @@ class NewRunPath(FilePath):
         return working_folder(url)
 
 
+class OutPath(FilePath):
+    """A folder to write, or a URL to send it to."""
+
+    def of_url(self, url: str, place: str) -> Path:
+        """Itself: `runtime.run.working.sent_to` knows it for one."""
+        return Path(url)
+
+
 class DeviceName(click.ParamType[str]):
     """What ranks compute on, by its name."""
 
@@ -122,5 +130,6 @@ class Real(click.FloatRange):
 PATH = FilePath(path_type=Path)
 RUN = RunPath(path_type=Path)
 NEW_RUN = NewRunPath(path_type=Path)
+OUT = OutPath(path_type=Path)
 OLD_FILE = FilePath(exists=True, dir_okay=False)
 NEW_FILE = FilePath(dir_okay=False, path_type=Path)

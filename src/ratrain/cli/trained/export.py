@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from ratrain.cli.terminal.json_output import print_json
-from ratrain.cli.terminal.options import MOST_STEPS, PATH, RUN, Whole
+from ratrain.cli.terminal.options import MOST_STEPS, OUT, RUN, Whole
 
 
 @click.command()
 @click.argument("run", type=RUN)
-@click.argument("out", type=PATH)
+@click.argument("out", type=OUT, metavar="OUT|URL")
 @click.option(
     "--step",
     type=Whole(0, MOST_STEPS),
@@ -43,7 +43,7 @@ def command(
     to their matrices, unless --adapters asks for them alone.
 
     RUN may still be training. OUT may be inside a run's folder unless a launch owns
-    that run: exit status 9.
+    that run: exit status 9; or a URL in an object store (s3://BUCKET/NAME).
 
     \b
     Examples:
@@ -53,21 +53,25 @@ def command(
     """
     from ratrain.cli.terminal.progress import progress
     from ratrain.describe.units import format_bytes
+    from ratrain.objects.remote import is_url, remote_of
     from ratrain.runtime.ownership import claimed_around
     from ratrain.runtime.run.export import export_adapters, export_run
+    from ratrain.runtime.run.working import sent_to
 
     with (
-        claimed_around(out, "ratrain export", lambda line: click.echo(line, err=True)),
+        sent_to(out) as folder,
+        claimed_around(folder, "ratrain export", lambda line: click.echo(line, err=True)),
         progress("writing", "parameters") as report,
     ):
         if adapters:
-            exported = export_adapters(run, out, dtype, step)
+            exported = export_adapters(run, folder, dtype, step)
         else:
-            exported = export_run(run, out, dtype, step, report)
+            exported = export_run(run, folder, dtype, step, report)
+    there = str(remote_of(str(out)) if is_url(str(out)) else out)
     if as_json:
         source = None if exported.source is None else str(exported.source)
         body = {
-            "folder": str(out),
+            "folder": there,
             "step": exported.step,
             "dtype": exported.dtype,
             "source": source,
@@ -75,7 +79,7 @@ def command(
         print_json("export", {**body, "size_bytes": exported.size_bytes})
         return
     size = format_bytes(exported.size_bytes)
-    click.echo(f"wrote {out}: step {exported.step}, {size} in {exported.dtype}")
+    click.echo(f"wrote {there}: step {exported.step}, {size} in {exported.dtype}")
     if exported.source is not None and adapters:
         click.echo(f"adapters of the model in {exported.source}")
     elif exported.source is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
@@ -25,6 +25,7 @@ from ratrain.cost.scratch import (
     lanes_scratch_bytes,
     masks_bytes,
     stored_scratch_bytes,
+    unpacked_bytes,
 )
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
@@ -106,13 +107,12 @@ elsewhere: else they are it themselves."""
 
 def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit:
     """A block as a unit. Its input is its checkpoint, so `saved` is counted without it."""
-    params = _params_of_rank(job, layout, block.tensors)
     trained = _params_of_rank(job, layout, block.trained)
     precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
     states_bytes = job.train.rule.state_bytes(trained, matrices_of(block))
     return Unit(
         name=_name_of(block),
-        view_bytes=precision.weight_bytes * params,
+        view_bytes=_of_rank(job, layout, block.tensors, viewed(precision.weight_bytes)),
         gradient_bytes=precision.gradient_bytes * trained,
         optimizer_bytes=(precision.master_bytes or _MASTER_BYTES * bool(job.view_tier)) * trained
         + states_bytes,
@@ -244,15 +244,22 @@ def _copies_tied(job: JobSpec, pipeline: int | None) -> bool:
     return job.model.spec.tied_embeddings and (job.backend.copies_tied or pipeline != 1)
 
 
-def held_params(job: JobSpec, block: Block, pipeline: int) -> int:
-    """Parameters that a block holds, on all ranks of its tensor group, in replicas of so many
-    pipeline ranks: a tied head has none of the matrix where there is one copy alone."""
-    return _elements(_held_tensors(job, block.tensors, pipeline))
+def held_view_bytes(job: JobSpec, block: Block, pipeline: int, weight_bytes: int) -> int:
+    """What the views of a block take on all ranks of its tensor group, in replicas of so many
+    pipeline ranks: a tied head has none of the matrix where there is one copy alone.
+    `weight_bytes`: of an element in the dtype of compute."""
+    return sum(map(viewed(weight_bytes), _held_tensors(job, block.tensors, pipeline)))
 
 
 def trained_params(job: JobSpec, block: Block, pipeline: int) -> int:
-    """Those of them that are trained."""
+    """How many of its parameters are trained."""
     return _elements(_held_tensors(job, block.trained, pipeline))
+
+
+def viewed(weight_bytes: int) -> Callable[[Tensor], int]:
+    """The bytes of a tensor's view, where `weight_bytes` are those of an element in the dtype of
+    compute."""
+    return lambda tensor: tensor.view_bytes(weight_bytes)
 
 
 def _held_tensors(job: JobSpec, tensors: Iterable[Tensor], pipeline: int) -> list[Tensor]:
@@ -265,11 +272,18 @@ def _elements(tensors: Iterable[Tensor]) -> int:
 
 
 def _params_of_rank(job: JobSpec, layout: LayoutSpec, tensors: Iterable[Tensor]) -> int:
-    """Parameters on one rank of a tensor group. Where a backend does not divide vectors they are
-    counted whole: norms are, and what biases that are divided save is next to nothing."""
+    """Parameters on one rank of a tensor group."""
+    return _of_rank(job, layout, tensors, lambda tensor: tensor.elements)
+
+
+def _of_rank(
+    job: JobSpec, layout: LayoutSpec, tensors: Iterable[Tensor], size: Callable[[Tensor], int]
+) -> int:
+    """The sizes of tensors on one rank of a tensor group. Where a backend does not divide vectors
+    they are counted whole: norms are, and what biases that are divided save is next to nothing."""
     held, divides = _held_tensors(job, tensors, layout.pipeline), job.backend.divides_vectors
-    whole = _elements(t for t in held if t.whole or (len(t.shape) == 1 and not divides))
-    return whole - (-(_elements(held) - whole) // layout.tensor)
+    whole = sum(size(t) for t in held if t.whole or (len(t.shape) == 1 and not divides))
+    return whole - (-(sum(map(size, held)) - whole) // layout.tensor)
 
 
 def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
@@ -298,6 +312,7 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
         if block.kind == "layer" and stores_scores(job):
             compute += stored_scratch_bytes(model, length, element, layout.tensor)
         compute += masks_bytes(model, length)
+        compute += unpacked_bytes(block.tensors, element, layout.tensor, job.runs_on)
     if job.train.dropout and block.kind != "head":
         compute += dropped_scratch_bytes(model, length, size, element, job.runs_on)
     if job.backward_sends:

@@ -43,7 +43,7 @@ from ratrain.plan.layout.placement import ReplicaClass
 from ratrain.plan.layout.sizes import (
     boundary_bytes,
     gathered_bytes_per_param,
-    held_params,
+    held_view_bytes,
     sent_boundary_bytes,
     trained_params,
     trains_tied,
@@ -144,8 +144,8 @@ class _Pace:
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
             params = trained_params(group.job, parts[block], layout.pipeline) / layout.tensor
-            held = held_params(group.job, parts[block], layout.pipeline) / layout.tensor
-            gather = half(weight_bytes * held)
+            viewed = held_view_bytes(group.job, parts[block], layout.pipeline, weight_bytes)
+            gather = half(viewed / layout.tensor)
             reduce = NOTHING
             if schedule.average_every is not None:
                 peers = group.job.peers(self.data)

@@ -24,7 +24,7 @@ from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.sizes import (
     boundary_bytes,
     gathered_bytes_per_param,
-    held_params,
+    held_view_bytes,
     sent_boundary_bytes,
     trained_params,
 )
@@ -127,9 +127,10 @@ class _Places:
         for block in blocks[stage]:
             holders, across = self._holders_of(number, block)
             params = trained_params(job, block, self._deepest) / layout.tensor
-            # At level 3 views are gathered, of all parameters.
-            counted = held_params if self._setup.sharding == 3 else trained_params
-            shared = counted(job, block, self._deepest)
+            weight_bytes = self.weight_bytes(holders)
+            shared = weight_bytes * trained_params(job, block, self._deepest)
+            if self._setup.sharding == 3:  # views are gathered, of all parameters
+                shared = held_view_bytes(job, block, self._deepest, weight_bytes)
             place = UnitPlace(
                 rank=self._setup.first_rank[number] + rank,
                 kind=block.kind,
@@ -137,7 +138,7 @@ class _Places:
                 layout=layout,
                 times=self._times_of(number, rank, block, device, selective=selective),
                 params=params,
-                view_bytes=self.weight_bytes(holders) * shared / layout.tensor,
+                view_bytes=shared / layout.tensor,
                 reduced_bytes=reduced * params,
                 boundary_bytes=boundary_bytes(job),
                 previous=self.messages_to(number, rank, stage - 1),
@@ -242,20 +243,18 @@ class _Places:
         kinds = {device.kind.name: device.kind for device in first}
         return gathered_bytes_per_param(self._plan.job, kinds.values())
 
-    def _group_of(self, holders: Holders, params: int, tensor: int) -> DataGroup | None:
-        """The group that holds a unit of so many parameters, as a rank of a tensor degree sees
-        it."""
+    def _group_of(self, holders: Holders, view_bytes: int, tensor: int) -> DataGroup | None:
+        """The group that holds a unit of such a view, as a rank of a tensor degree sees it."""
         if not self._shared(holders):
             return None
         name = self._plan.job.collective
-        weight_bytes = self.weight_bytes(holders) * params
 
         def half_of(link: Link) -> NamedHalf:
             return NamedHalf(name, self._links.group(holders, link))
 
         def time_s(degree_and_link: tuple[int, Link]) -> float:
             degree, link = degree_and_link
-            return half_of(link)(weight_bytes / degree).alone_s(link.bandwidth_bytes_per_s)
+            return half_of(link)(view_bytes / degree).alone_s(link.bandwidth_bytes_per_s)
 
         slowest, link = max(self._links.reducing(holders), key=time_s)
         half, larger = half_of(link), tensor / slowest

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from math import lcm
 
+from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.passes.offloading import fetch_views
@@ -32,6 +34,30 @@ def forward_only(program: Program) -> Program:
     left = program.edit("forward-only", *Lane, by=forwards, setup=setup)
     views_wait = any(member.view_tier for member in setup.members)
     return fetch_views(left) if views_wait else left
+
+
+def first_forwards(program: Program) -> Program:
+    """Forward only, of the first micro-batch, or of as many as a stage joins: what goes through all
+    stages at once. Refused where members of a stage share micro-batches: most would have none."""
+    stages = [stage for replica in program.setup.replicas for stage in replica.stages]
+    if any(len(stage.members) > 1 for stage in stages):
+        raise ProgramError(
+            "stages have several members, of which one micro-batch needs one alone",
+            fix="leave sample_every out, and use `ratrain sample` on a checkpoint",
+        )
+    counts = [lcm(*(m.joined for s in r.stages for m in s.members)) for r in program.setup.replicas]
+    replicas = [
+        replace(replica, micro_batches=count)
+        for replica, count in zip(program.setup.replicas, counts, strict=True)
+    ]
+    most, left = max(counts), forward_only(program)
+
+    def first(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
+        return (action for action in actions if action.micro_batch < most)
+
+    return left.edit(
+        "first-micro-batch", *Lane, by=first, setup=replace(left.setup, replicas=tuple(replicas))
+    )
 
 
 def _keeping_nothing(member: Member, _is_last: bool) -> Member:

@@ -12,6 +12,7 @@ from ratrain.describe.units import format_bytes, format_time
 from ratrain.report.contents import (
     Contents,
     Progress,
+    Sample,
     SavedCheckpoint,
     Tile,
     Verdict,
@@ -27,6 +28,8 @@ from ratrain.runtime.run.reports.goodput import PARTS
 from ratrain.runtime.run.reports.report import report_of
 from ratrain.runtime.run_folder import RunFolder
 
+_SAMPLED = 10
+"""Steps of which a page shows samples: between so many and twice as many, where there are more."""
 SearchProgress = Callable[[int, int], None]
 
 
@@ -70,6 +73,7 @@ def contents_of_run(path: Path, progress: SearchProgress | None = None) -> Conte
             *_steps_left_out(rows),
         ),
         trace_command=f"ratrain timeline {path} --trace trace.json",
+        samples=tuple(_samples(rows)),
     )
 
 
@@ -201,6 +205,14 @@ def _checkpoints(
             _finite(losses.get(step)),
             best is not None and best.step == step,
         )
+
+
+def _samples(rows: Sequence[Row]) -> Iterator[Sample]:
+    """Those of some steps, the last of all among them."""
+    sampled = [row for row in rows if "samples" in row]
+    for row in sampled[-1 :: -max(1, len(sampled) // _SAMPLED)][::-1]:
+        for sample in row["samples"]:
+            yield Sample(row["step"] + 1, sample["prompt"], sample["text"])
 
 
 def _steps_left_out(rows: Sequence[Row]) -> Iterator[str]:

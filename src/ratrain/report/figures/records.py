@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratrain.report.contents import SavedCheckpoint
+from ratrain.report.contents import Sample, SavedCheckpoint
 from ratrain.report.figures.frame import number, section, size
 from ratrain.report.html import Markup, join, table, tag
 
@@ -31,6 +31,20 @@ def checkpoints_section(checkpoints: Sequence[SavedCheckpoint]) -> Markup:
             ),
             caption="Saved checkpoints",
             text=(0, 1, 3 + validated),
+        ),
+    )
+
+
+def samples_section(samples: Sequence[Sample]) -> Markup:
+    return section(
+        "samples",
+        "Samples",
+        "How the model went on with prompts while it was trained: its likeliest words.",
+        table(
+            ("After step", "Prompt", "Text"),
+            ((f"{each.step:,}", each.prompt, each.text) for each in samples),
+            caption="Samples",
+            text=(1, 2),
         ),
     )
 

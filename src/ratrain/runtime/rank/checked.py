@@ -121,7 +121,7 @@ class CheckedOps(RankOps):
             self.device.record.skip("units of tensor groups")
             return
         batch = self.batches.micro_batch(step, op.micro_batch, self._joined[op.stage])
-        view, frozen = unit.weights.flats
+        view, frozen = unit.weights.flats[0], unit.weights.frozen_as_computed()
         given = Given(
             unit.unit,
             torch.zeros(0) if view is None else copied_to_host(view),

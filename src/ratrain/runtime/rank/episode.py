@@ -30,12 +30,13 @@ from ratrain.runtime.rank.joining.networks import network_of
 from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join, told_by_all
 from ratrain.runtime.rank.joining.seating import seated
 from ratrain.runtime.rank.live import NOTHING, LiveReader, LiveStates, live_states
-from ratrain.runtime.rank.metrics import validation_row
+from ratrain.runtime.rank.metrics import samples_row, validation_row
 from ratrain.runtime.rank.orders import MEETS, TRAINS
 from ratrain.runtime.rank.publisher import publisher_of
 from ratrain.runtime.rank.rank_log import RankLog
+from ratrain.runtime.rank.sampling import Sampled
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
-from ratrain.runtime.rank.shares import own_batches, own_held_out
+from ratrain.runtime.rank.shares import asked_prompts, in_words, own_batches, own_held_out
 from ratrain.runtime.rank.telling import Telling, tell_end
 from ratrain.runtime.rank.tiers import disk_folder, run_name, tiers_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
@@ -148,6 +149,9 @@ class Episode:
             telling.keep(validation_row(step, validation))
             saver.validated(step, validation.loss)
 
+        def sampled(step: int, texts: Sampled) -> None:
+            telling.keep(samples_row(step, in_words(context.job, texts), texts.took_s))
+
         def built(begin: Begin) -> RankRun:
             return RankRun(
                 context.job,
@@ -163,6 +167,8 @@ class Episode:
                 allocator=memory,
                 held_out=own_held_out(context, device),
                 validated=validated,
+                prompts=asked_prompts(context.job, context.spec),
+                sampled=sampled,
                 failing=process.tell_cause,
                 tiers=tiers,
                 ops=RankOps if check is None else CheckedOps,

@@ -86,6 +86,16 @@ def validation_row(step: int, validated: Validated) -> Row:
     }
 
 
+def samples_row(step: int, texts: Sequence[tuple[str, str]], took_s: float) -> Row:
+    """What is added to the row of the step before `step`: prompts, and how the model went on."""
+    return {
+        "step": step - 1,
+        "samples": [{"prompt": prompt, "text": text} for prompt, text in texts],
+        "samples_s": took_s,
+        "time_s": time.time(),
+    }
+
+
 class MetricsLog:
     """Appends to the metrics file; a line is written whole. `charts` get each row too."""
 
@@ -97,7 +107,7 @@ class MetricsLog:
         self._one_at_a_time = threading.Lock()
 
     def write(self, row: Row) -> None:
-        """A step's line, or its validation's; from any thread."""
+        """A step's line, or what is added to it; from any thread."""
         with self._one_at_a_time:
             try:
                 self._file.write(json.dumps(row) + "\n")

@@ -6,8 +6,9 @@ from collections import deque
 from dataclasses import dataclass, replace
 from statistics import median
 
+from ratrain.controls import without_controls
 from ratrain.describe.units import clock_of, format_bytes, format_count
-from ratrain.runtime.rank.rows import Row, exposed_fraction, is_validation
+from ratrain.runtime.rank.rows import Row, exposed_fraction, is_added, is_validation
 
 _RECENT = 20
 
@@ -38,6 +39,7 @@ class Progress:
     memory: tuple[RankMemory, ...]  # by world rank
     left_s: float
     validation: tuple[int, float] | None = None  # the last one: after which step, and its loss
+    sampled: tuple[int, str, str] | None = None  # the last: after which step, prompt and text
     best: tuple[int, float] | None = None  # the one with the lowest loss
 
     @property
@@ -66,6 +68,10 @@ class ProgressMeter:
                 self._best = self._validation
             last = self._last
             self._last = last and replace(last, validation=self._validation, best=self._best)
+        elif is_added(row):
+            sample, last = row["samples"][0], self._last
+            sampled = row["step"] + 1, sample["prompt"], sample["text"]
+            self._last = last and replace(last, sampled=sampled)
         else:
             self._last = self._progress(row)
         return self._last
@@ -103,6 +109,20 @@ def plain_line(progress: Progress) -> str:
         f"{format_count(progress.tokens_per_s)} tok/s  mem {full}  "
         f"wait {progress.exposed_fraction:.0%}  left {clock_of(progress.left_s)}"
     )
+
+
+def sample_line(progress: Progress) -> str:
+    """The first of the last samples in at most 80 columns; "" where there was none."""
+    if progress.sampled is None:
+        return ""
+    step, prompt, text = progress.sampled
+    return shown_text(f'after step {step}: "{prompt}" goes on "{text}"', 80)
+
+
+def shown_text(text: str, columns: int) -> str:
+    """A text in one line, without what a terminal would obey."""
+    line = without_controls(text.replace("\n", " "))
+    return line if len(line) <= columns else f"{line[: columns - 3]}..."
 
 
 def validation_line(progress: Progress) -> str:

@@ -17,8 +17,8 @@ from ratrain.engines.places import Place
 from ratrain.errors import RatrainError
 from ratrain.runtime.environment import FOLLOWED
 from ratrain.runtime.failures import CAUSE, Failure, first_told, worded
-from ratrain.runtime.rank.progress import ProgressMeter, plain_line, validation_line
-from ratrain.runtime.rank.rows import Row, is_validation
+from ratrain.runtime.rank.progress import ProgressMeter, plain_line, sample_line, validation_line
+from ratrain.runtime.rank.rows import Row, is_added, is_validation
 from ratrain.runtime.run_folder import RunFolder
 
 EVERY_S = 3.0
@@ -68,6 +68,8 @@ class RankLog:
             return
         if is_validation(row):
             _print(validation_line(progress))
+        elif is_added(row):
+            _print(sample_line(progress))
         elif self._is_time() or progress.step == progress.end_step:
             _print(plain_line(progress))
 

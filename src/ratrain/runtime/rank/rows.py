@@ -10,9 +10,14 @@ EXPOSED = ("reduce_s", "gather_s", "update_s")
 """State work that compute waits for; the wait for other stages is not communication's alone."""
 
 
+def is_added(row: Row) -> bool:
+    """Whether a line has only what is added to a step: its validation, or samples."""
+    return "loss" not in row
+
+
 def is_validation(row: Row) -> bool:
     """Whether a line has only what validation adds to a step."""
-    return "loss" not in row
+    return is_added(row) and "validation_loss" in row
 
 
 class Tracker(Protocol):

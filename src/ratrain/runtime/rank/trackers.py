@@ -18,8 +18,9 @@ from typing import Any
 from ratrain.errors import SpecError
 from ratrain.readers.files import unwritable
 from ratrain.runtime.environment import FOLLOWED
-from ratrain.runtime.rank.rows import Row, Tracker, exposed_fraction, is_validation
+from ratrain.runtime.rank.rows import Row, Tracker, exposed_fraction, is_added, is_validation
 
+_STRING = 7  # of TensorFlow's types
 WANDB_PROJECT = "WANDB_PROJECT"
 """The environment variable that asks for Weights & Biases, as its own tools read it."""
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
@@ -58,6 +59,8 @@ def scalars(row: Row) -> dict[str, float]:
     """The figures of a step or of its validation, by the name that a chart has."""
     if is_validation(row):
         return {"validation_loss": row["validation_loss"]}
+    if is_added(row):
+        return {"samples_s": row["samples_s"]}
     figures: dict[str, float] = {
         "loss": row["loss"],
         "learning_rate": row["learning_rate"],
@@ -74,6 +77,11 @@ def scalars(row: Row) -> dict[str, float]:
     return figures
 
 
+def texts(row: Row) -> list[str]:
+    """The samples of a row, each as Markdown: what the model went on with in bold."""
+    return [f"**{each['prompt']}**{each['text']}" for each in row.get("samples", ())]
+
+
 class TensorBoard:
     """An events file, in TensorBoard's own records, which need no torch. Its own writer opens the
     file by name for each write, in a thread that fails by itself when the folder is gone; this one
@@ -87,6 +95,8 @@ class TensorBoard:
         self._records: Any = records.RecordWriter(self._path.open("xb"))
         self._event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
         self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        tensors: Any = import_module("tensorboard.compat.proto.tensor_pb2")
+        self._tensor: Any = tensors.TensorProto
         self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, row: Row) -> None:
@@ -94,6 +104,10 @@ class TensorBoard:
             self._summary.Value(tag=name, simple_value=value)
             for name, value in scalars(row).items()
         ]
+        for number, text in enumerate(texts(row)):
+            tensor = self._tensor(dtype=_STRING, string_val=[text.encode()])
+            values.append(self._summary.Value(tag=f"sample/{number}", tensor=tensor))
+            values[-1].metadata.plugin_data.plugin_name = "text"
         summary = self._summary(value=values)
         self._add(self._event(step=row["step"] + 1, wall_time=row["time_s"], summary=summary))
 
@@ -119,7 +133,8 @@ class WeightsAndBiases:
         )
 
     def write(self, row: Row) -> None:
-        self._run.log(scalars(row), step=row["step"] + 1)
+        more = {f"sample/{number}": text for number, text in enumerate(texts(row))}
+        self._run.log({**scalars(row), **more}, step=row["step"] + 1)
 
     def close(self) -> None:
         self._run.finish()
@@ -162,6 +177,8 @@ class MLflow:
             self._metric(name, value, at, row["step"] + 1) for name, value in scalars(row).items()
         ]
         self._client.log_batch(self._id, metrics=values, synchronous=False)
+        if samples := texts(row):
+            self._client.log_text(self._id, "\n\n".join(samples), f"samples/{row['step'] + 1}.md")
 
     def close(self) -> None:
         import_module("mlflow").flush_async_logging()

@@ -20,7 +20,9 @@ from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
+from ratrain.runtime.rank.forwards import Shared
 from ratrain.runtime.rank.live import Kept, kept_of
+from ratrain.runtime.rank.sampling import Prompts, Sampled, Sampling
 from ratrain.runtime.rank.tiers import MovedInSteps
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
@@ -114,6 +116,8 @@ class RankRun:
         allocator: Memory,
         held_out: HeldOutShare | None = None,
         validated: Callable[[int, Validated], None] = lambda *_: None,
+        prompts: Prompts | None = None,
+        sampled: Callable[[int, Sampled], None] = lambda *_: None,
         failing: Callable[[BaseException], None] = lambda _: None,
         tiers: Mapping[str, Tier],
         ops: type[RankOps] = RankOps,
@@ -186,19 +190,20 @@ class RankRun:
             stop=self._stop_waiting,
             ahead=self._captured,
         )
-        self._on_round, self._validated = on_round, validated
-        self._validation = held_out and Validation(
-            program,
+        self._on_round, self._validated, self._sampled = on_round, validated, sampled
+        shared = Shared(
             seat,
             self.states,
             network,
-            held_out,
             job.train,
             self.sizes,
             self.ops.clipping,
             self.ledgers,
             device,
         )
+        self._validation = held_out and Validation(program, shared, held_out)
+        micro_batch = spec.micro_batch_of(seat.data)
+        self._sampling = prompts and Sampling(program, shared, prompts, micro_batch)
         self._segment = (begin.step, begin.step)  # the steps between two validations
         self._reached = begin.step
         self._batches = batches
@@ -281,19 +286,34 @@ class RankRun:
                 if self._reached == first:
                     break  # the run was asked to stop
                 first = self._reached
-                if self._validation is not None and self._is_validated(first):
-                    if self._captured is not None:
-                        self._captured.forget()
-                    self._validated(first, self._validation.run())
+                self._between_steps(first)
             control.finish()
         finally:
             control.abandon()
 
+    def _between_steps(self, step: int) -> None:
+        """What is due after so many steps, while the lanes stand still."""
+        interval = self._job.train.sample_every
+        samples = self._sampling if interval and step % interval == 0 else None
+        validates = self._validation if self._is_validated(step) else None
+        if self._captured is not None and (validates or samples):
+            self._captured.forget()
+        if validates is not None:
+            self._validated(step, validates.run())
+        if samples is not None:
+            self._sampled(step, samples.run())
+
     def _run_segment(self, first: int, control: Control) -> None:
-        """Steps up to the next validation, or to the end. Where the run ends between two averages
-        its last steps are a period of their own: the last ones of the program's, which average."""
-        interval = self._job.train.validate_every if self._validation else 0
-        upto = (first // interval + 1) * interval if interval else self._spec.end_step
+        """Steps up to what is due next between two, or to the end. Where the run ends between two
+        averages its last steps are a period of their own: the last ones of the program's, which
+        average."""
+        train, upto = self._job.train, self._spec.end_step
+        intervals = (
+            train.validate_every if self._validation else 0,
+            train.sample_every if self._sampling else 0,
+        )
+        for interval in filter(None, intervals):
+            upto = min(upto, (first // interval + 1) * interval)
         rest, ahead = self._spec.end_step % self.schedule.program.setup.alike_every, 0
         if first < self._spec.end_step - rest:
             upto = min(upto, self._spec.end_step - rest)
@@ -320,7 +340,7 @@ class RankRun:
         """After a failure: whether no lane and no round of control is at work any more. Updates
         that had all they need are done then."""
         self._network.hang_up()
-        lanes = [self.lanes, *([self._validation.lanes] if self._validation else [])]
+        lanes = [self.lanes, *self._other_lanes]
         back = all(each.are_back(CALLED_BACK_S) for each in lanes)
         back = back and (self.control is None or self.control.is_back(CALLED_BACK_S))
         if back:
@@ -336,9 +356,12 @@ class RankRun:
 
     def fail(self, error: BaseException) -> None:
         """Stops all lanes with an error found elsewhere; from any thread."""
-        self.lanes.fail(error)
-        if self._validation is not None:
-            self._validation.lanes.fail(error)
+        for lanes in (self.lanes, *self._other_lanes):
+            lanes.fail(error)
+
+    @property
+    def _other_lanes(self) -> list[Lanes]:
+        return [each.lanes for each in (self._validation, self._sampling) if each is not None]
 
     def _budget(self, tier: str) -> int | None:
         return self.schedule.program.setup.budget_of(self.schedule.rank, tier)

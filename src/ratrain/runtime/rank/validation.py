@@ -1,8 +1,4 @@
-"""Validation: the loss on held-out sequences, by the forward part of the run's own program.
-
-It runs between two steps, when all lanes of the rank stand still: then every view is complete and
-nothing else is under way. All ranks do it together, and end with the same number.
-"""
+"""Validation: the loss on held-out sequences. All ranks end with the same number."""
 
 from __future__ import annotations
 
@@ -10,22 +6,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ratrain.describe.train import TrainSpec
-from ratrain.devices import Device
 from ratrain.program.kind import Lane
 from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program
-from ratrain.runtime.seats import Seat
+from ratrain.runtime.rank.forwards import Forwards, Shared
 from ratrain.runtime.step.batches import ReplicaBatches
-from ratrain.runtime.step.clipping import Clipping
-from ratrain.runtime.step.lanes import Lanes
-from ratrain.runtime.step.ledger import Ledgers
 from ratrain.runtime.step.mean_weights import mean_weights
 from ratrain.runtime.step.network.broadcast import summed_columns
-from ratrain.runtime.step.network.network import Network
-from ratrain.runtime.step.ops import RankOps, Sizes
-from ratrain.runtime.step.schedule import is_first_of_last_stage, schedule_of
-from ratrain.runtime.step.states import RankStates
 
 
 @dataclass(frozen=True)
@@ -49,62 +36,32 @@ class HeldOutShare:
 class Validation:
     """One rank's part in it."""
 
-    def __init__(
-        self,
-        program: Program,
-        seat: Seat,
-        states: RankStates,
-        network: Network,
-        share: HeldOutShare,
-        train: TrainSpec,
-        sizes: Sizes,
-        clipping: Clipping,
-        ledgers: Ledgers,
-        device: Device,
-    ) -> None:
-        schedule = schedule_of(forward_only(program), seat.program_rank)
-        self._network, self._share, self._held = network, share, states.held
-        self._units = states.units
-        self._apart = program.setup.averages.by_turns
-        # All ranks of a tensor group have the same losses: the first reports them.
-        self._tells = seat.division.rank == 0 and any(unit.last for unit in schedule.units)
-        self._counts = self._tells and is_first_of_last_stage(schedule)
-        self._ops = RankOps(
-            schedule, states, network, share.batches, train, sizes, clipping, lambda _: 0
-        )
-        self.lanes = Lanes(
-            schedule,
-            self._ops.execute,
-            ledgers,
-            timeout_s=train.timeout_s,
-            held=states.held,
-            device=device,
-            meet=self._ops.meet,
-            stop=network.hang_up,
-        )
+    def __init__(self, program: Program, shared: Shared, share: HeldOutShare) -> None:
+        self._share, self._apart = share, program.setup.averages.by_turns
+        self._forwards = Forwards(forward_only(program), shared, share.batches)
+        self.lanes = self._forwards.lanes
 
     def run(self) -> Validated:
         """The loss of all held-out batches; all ranks call this together."""
         if not self._apart:
             return self._run()
-        ops = self._ops
-        with mean_weights(self._units, self._network, ops.average, ops.show) as drift:
+        ops, states = self._forwards.ops, self._forwards.states
+        with mean_weights(states.units, self._forwards.network, ops.average, ops.show) as drift:
             return replace(self._run(), drift=drift)
 
     def _run(self) -> Validated:
-        count = self._share.count
-        self.lanes.run(0, lambda _, number: number < count)
+        count, forwards = self._share.count, self._forwards
+        forwards.run(0, count)
         own_sums = [0.0, 0.0]
-        if self._tells:
-            losses = self._ops.losses
-            batches = range(count) if self._counts else ()
+        if forwards.tells:
+            losses = forwards.ops.losses
+            batches = range(count) if forwards.counts else ()
             own_sums = [
                 sum(float(loss) for number in range(count) for loss in losses.get(number, ())),
                 float(sum(self._share.batches.counted(number) for number in batches)),
             ]
-        self._ops.losses.clear()
-        self._held.clear()  # nothing else is under way: these are tensors that were sent
+        forwards.clear()
         self._share.batches.forget()
         sums = torch.tensor(own_sums, dtype=torch.float64)
-        total, tokens = self._network.combine(Lane.UPDATE, sums, summed_columns).tolist()
+        total, tokens = forwards.network.combine(Lane.UPDATE, sums, summed_columns).tolist()
         return Validated(total / max(1.0, tokens), int(tokens))

@@ -23,7 +23,7 @@ from ratrain.errors import SAVED_NOT_FINISHED, Infeasible, RunFailed
 from ratrain.lab import Lab
 from ratrain.lab.faults import FAULTS, Fault, Victim, drawn_faults
 from ratrain.lab.shell import down_mark, write_hosts
-from ratrain.runtime.rank.rows import Row, is_validation
+from ratrain.runtime.rank.rows import Row, is_added
 from ratrain.runtime.run.reports.goodput import Goodput, goodput_of
 from ratrain.runtime.run.watch import Follower
 from ratrain.runtime.run_folder import RunFolder
@@ -235,21 +235,21 @@ class _Striking:
 
     def _look(self) -> None:
         for row in self._rows.new_rows():
-            if not is_validation(row):
+            if not is_added(row):
                 self._last_step_s = row["time_s"]
                 self._watch(row["step"] + 1)
 
 
 def audit(folder: RunFolder, status: int, struck: Sequence[_Struck], log: Path) -> Audit:
     """What became of a run that went through these faults."""
-    counted = [row for row in folder.read_metrics() if not is_validation(row)]
+    counted = [row for row in folder.read_metrics() if not is_added(row)]
     if not counted:
         raise RunFailed(
             f"the run ended with status {status} before its first step",
             place=str(log),
             fix="see its last lines; `ratrain train JOB --lab` trains without faults",
         )
-    rows = [row for row in folder.metrics_lines() if not is_validation(row)]
+    rows = [row for row in folder.metrics_lines() if not is_added(row)]
     first_s = rows[0]["time_s"]
     ends_s = next_after([each.began_s for each in struck])
     return Audit(

@@ -70,6 +70,8 @@ def files_of(job: JobSpec, folder: RunFolder, overrides: tuple[str, ...]) -> lis
         files += [source.path for source in sources_of(named, base)]
         if job.data.tokenizer != "bytes":
             files.append(base / job.data.tokenizer)
+    if job.train.prompts_file is not None:
+        files.append(base / job.train.prompts_file)
     if job.train.weights is not None:
         files.append(base / job.train.weights)
     return list(dict.fromkeys(file.resolve() for file in files))

@@ -7,18 +7,19 @@ import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ratrain.corpus.prompts import prompts_of
 from ratrain.cost.precision import dtype_words
 from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
 from ratrain.describe.program_keys import PROGRAM_KEYS
 from ratrain.describe.units import format_bytes
-from ratrain.errors import Infeasible, SpecError
+from ratrain.errors import Infeasible, ProgramError, SpecError
 from ratrain.models.division import check_divides
 from ratrain.plan import Case, case_of_job, load_job, load_plan, plan_of_file
 from ratrain.plan.search import Progress
 from ratrain.plan.words import peaks_in_words
 from ratrain.program.bounds import PeakBound
-from ratrain.program.passes.forward_only import forward_only
+from ratrain.program.passes.forward_only import first_forwards, forward_only
 from ratrain.program.program import Program
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Setup
@@ -130,6 +131,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     if job.data is not None and job.data.validation:
         validation = forward_only(case.program)
         _require_fit(verify(validation), validation.setup, str(layout_source))
+    _require_sampled(case, str(layout_source))
     require_gatherable(case.job, case.program.setup)
     spec = RunSpec(
         job_path=str(request.job_path.resolve()),
@@ -306,6 +308,25 @@ def _require_runnable(case: Case, request: RunRequest) -> None:
         )
     for what, fix in case.refusals:
         raise SpecError(what, place=f"{plan} replicas" if plan else str(request.job_path), fix=fix)
+
+
+def _require_sampled(case: Case, source: str) -> None:
+    """Where samples are asked for: their prompts, and their program, or a SpecError."""
+    job = case.job
+    if not prompts_of(job):
+        return
+    place = f"{job.path or 'job'} [train] sample_every"
+    if job.model.spec.own:
+        raise SpecError(
+            "modules of your own are not sampled from while they are trained",
+            place=place,
+            fix="leave it out, and use `ratrain sample` on a checkpoint",
+        )
+    try:
+        samples = first_forwards(case.program)
+    except ProgramError as error:
+        raise SpecError(error.what, place=place, fix=error.fix) from error
+    _require_fit(verify(samples), samples.setup, source)
 
 
 def _require_fit(verdict: Verdict, setup: Setup, place: str) -> None:

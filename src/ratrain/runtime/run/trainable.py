@@ -16,6 +16,7 @@ def require_whole_periods(job: JobSpec, period: int) -> None:
     validate or save between two averages, when they are not alike."""
     limits = {
         "[train] validate_every": job.train.validate_every,
+        "[train] sample_every": job.train.sample_every,
         "[checkpoint] every": job.checkpoint.every,
     }
     for name, steps in limits.items():

@@ -22,6 +22,7 @@ from ratrain.models.frozen_weights import frozen_weights, require_same_frozen
 from ratrain.models.huggingface import read_range
 from ratrain.models.huggingface.config import CONFIG
 from ratrain.models.merged import merged
+from ratrain.models.packed import as_packed
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.weights import Weights
 from ratrain.runtime.run_files import trained_case
@@ -123,7 +124,8 @@ def model_of_run(
         if layout.frozen is None:
             return trained(unit)
         size = layout.frozen.size
-        frozen = first_weights(spec, unit, layout.frozen, 0, size, case.seed, began_with)
+        first = first_weights(spec, unit, layout.frozen, 0, size, case.seed, began_with)
+        frozen = as_packed(layout.frozen, first)
         return merged(unit_layout(spec.base, unit), layout, trained(unit), frozen)
 
     configs = [base / case.weights / CONFIG] if case.weights else []

@@ -4,12 +4,15 @@ checkpoints are at the URL alone, and with each of them all else that another ma
 from __future__ import annotations
 
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ratrain.checkpoint.folder import CHECKPOINTS, URL_MARKER, url_of
 from ratrain.checkpoint.upload import put_run
-from ratrain.corpus.prepare import default_cache
+from ratrain.corpus.cache import default_cache
 from ratrain.errors import SpecError
 from ratrain.objects.client import stores
 from ratrain.objects.owner import NAME as OWNER
@@ -18,6 +21,7 @@ from ratrain.readers.files import inside
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.run_folder import MARKER, RunFolder
 
+_LAST = ("config.json", "adapter_config.json")
 RUNS = Path("runs")
 """Where new runs are put, in the current folder."""
 
@@ -39,6 +43,23 @@ def working_folder(run: str | Path) -> Path:
     if not RunFolder(path).holds_run:
         _fetch(url, path)
     return path
+
+
+@contextmanager
+def sent_to(out: str | Path) -> Generator[Path]:
+    """A folder to write what is to be at `out`: itself, or for a URL one that is sent there at the
+    end, config.json last: without it nobody takes the rest for a model."""
+    if not is_url(str(out)):
+        yield Path(out)
+        return
+    url = remote_of(str(out))
+    if stores().sizes(url):
+        raise SpecError("holds objects already", place=str(url), fix="choose a new URL")
+    with TemporaryDirectory() as folder:
+        yield Path(folder) / url.name
+        files = [path for path in (Path(folder) / url.name).rglob("*") if path.is_file()]
+        for path in sorted(files, key=lambda path: (path.name in _LAST, str(path))):
+            stores().put_file(path, url / str(path.relative_to(Path(folder) / url.name)))
 
 
 def reading_folder(run: str | Path) -> Path:

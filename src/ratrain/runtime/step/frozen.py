@@ -1,5 +1,6 @@
 """What a rank keeps of a unit's weights that nobody updates, where views are gathered for their
-uses (sharding level 3): its share of them, in the dtype in which it computes."""
+uses (sharding level 3): its share of them, in the dtype in which it computes, or of the bytes in
+which they are held."""
 
 from __future__ import annotations
 
@@ -21,14 +22,18 @@ run began with."""
 
 @dataclass(frozen=True)
 class FrozenShare:
-    """`padded`: elements of the whole buffer; `shares`: of it, those of this rank, which `values`
-    has one after another."""
+    """`padded`: elements of the whole buffer in the dtype of compute; `shares`: of it, in elements
+    of `values`, those of this rank, which these have one after another."""
 
     padded: int
     shares: Sequence[slice]
     values: Tensor
     holders: Holders
     slots: Slots | None
+
+    def buffer(self, flat: Tensor) -> Tensor:
+        """Place for the whole buffer, as it is held."""
+        return flat.view(self.values.dtype)
 
     def gather(self, network: Network, flat: Tensor, algorithm: str) -> None:
         """Fills `flat` with all holders' shares."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -14,6 +15,7 @@ from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.describe.optimizers import Optimizer
 from ratrain.errors import SpecError
+from ratrain.models.packed import packed_range
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
@@ -258,15 +260,21 @@ class _OfUnit:
             return None
         if self._local.gathered:
             return self._frozen_share(frozen)
-        weights.attach_frozen(self._read_frozen(slice(0, frozen.size)))
+        weights.attach_frozen(self._read_frozen(slice(0, (frozen.packed or frozen).size)))
         return None
 
     def _read_frozen(self, run: slice) -> Tensor:
+        """A run of their buffer, or of the bytes in which they are held."""
+        frozen = self._layout.frozen
+        if frozen is not None and frozen.packed is not None:
+            read = partial(self._of.source, self._name, FROZEN)
+            return packed_range(frozen, read, run.start, run.stop).to(self._of.device)
         read = self._of.source(self._name, FROZEN, run.start, run.stop)
         return read.to(device=self._of.device, dtype=self._dtype)
 
     def _frozen_share(self, frozen: UnitParameters) -> FrozenShare:
         """This rank's share of the weights that nobody updates, owned as those are that are."""
+        frozen = frozen.packed or frozen
         if self._groups is not None:
             world_rank = self._of.seat.world_rank
             slots = Slots(frozen, self._groups, world_rank, self._parts_of_unit)
@@ -280,7 +288,8 @@ class _OfUnit:
             for end in (max(share.start, min(share.stop, frozen.size)),)
         ]
         values = torch.cat(pieces) if pieces else self._read_frozen(slice(0, 0))
-        return FrozenShare(padded, shares, values, self._holders, slots)
+        elements = padded * values.element_size() // self._dtype.itemsize
+        return FrozenShare(elements, shares, values, self._holders, slots)
 
     def _residual(self) -> Residual | None:
         """Where errors are fed back."""

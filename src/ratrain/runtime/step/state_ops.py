@@ -322,7 +322,7 @@ class StateOps:
                 trained[share] = own[window]
             unit.gather_view(self._network, Lane.GATHER, trained)
         if unit.frozen_share is not None:
-            frozen = slot[unit.padded : unit.gathered_elements]
+            frozen = unit.frozen_share.buffer(slot[unit.padded : unit.gathered_elements])
             unit.frozen_share.gather(self._network, frozen, unit.by.gathers)
 
     def save(self, op: LocalOp, step: int) -> None:

@@ -100,7 +100,9 @@ class UnitState:
     def attach_gathered(self, flat: Tensor | None) -> None:
         """Weights are read from what was gathered from now on; None: not for a while."""
         if self.frozen_share is not None:
-            self.weights.attach_frozen(None if flat is None else flat[self.padded :])
+            share, end = self.frozen_share, self.gathered_elements
+            buffer = None if flat is None else share.buffer(flat[self.padded : end])
+            self.weights.attach_frozen(buffer)
         self.weights.attach_view(None if flat is None else flat[: self.padded])
 
     @property

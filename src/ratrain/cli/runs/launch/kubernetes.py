@@ -36,6 +36,12 @@ from ratrain.cli.terminal.options import PATH, Whole
     show_default=True,
     help="How often ranks are started again after a failure.",
 )
+@click.option(
+    "--runtime",
+    metavar="NAME",
+    default="",
+    help="Write a TrainJob for this runtime of Kubeflow's Trainer, as torch-distributed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     image: str,
@@ -44,6 +50,7 @@ def command(
     memory: str,
     output: Path | None,
     restarts: int,
+    runtime: str,
     as_json: bool,
     **asked: Any,
 ) -> int:
@@ -62,7 +69,7 @@ def command(
     if run.python == sys.executable:  # not the image's
         run = replace(run, python="python3")
     path = output or Path(run.run) / "kubernetes.yaml"
-    pods = Pods(image, claim, mount or str(Path(run.run).parent), memory, restarts)
+    pods = Pods(image, claim, mount or str(Path(run.run).parent), memory, restarts, runtime=runtime)
     write_whole(path, manifest(run, pods))
     if as_json:
         print_json("launch kubernetes", {"run": run.run, "manifest": str(path), "ranks": run.ranks})

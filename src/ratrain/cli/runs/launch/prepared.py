@@ -67,26 +67,11 @@ def from_here(path: Path) -> Path:
 
 def launchable(asked: Asked) -> Launchable:
     """The run, prepared where it was none; what is told of that goes to stderr."""
-    from ratrain.describe.runs_on import is_gpu
-    from ratrain.engines.groups import Launchable, groups_of
-    from ratrain.plan import load_job
-    from ratrain.runtime.rank.devices import device_kinds
-    from ratrain.runtime.run.hosts import hosts_of
+    from ratrain.runtime.run.launchable import launchable_run
     from ratrain.runtime.run_folder import RunFolder
 
     folder = RunFolder((asked.job if asked.job.is_dir() else _prepared(asked)).resolve())
-    spec = folder.read_spec()
-    job = load_job(Path(spec.job_path), spec.overrides)
-    hosts = hosts_of(job, spec)
-    return Launchable(
-        folder.path.name,
-        str(folder.path),
-        groups_of((host.device, len(host.ranks)) for host in hosts),
-        asked.python,
-        spec.threads,
-        any(map(is_gpu, device_kinds(job, spec))),
-        len(job.cluster.spec.device),
-    )
+    return launchable_run(folder, asked.python)
 
 
 def _prepared(asked: Asked) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ratrain.runtime.rank.rows import Row, is_validation
+from ratrain.runtime.rank.rows import Row, is_added
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Goodput:
 def goodput_of(lines: Iterable[Row]) -> Goodput | None:
     """Of all lines of a run's metrics, in the order in which they were written; None where no step
     was done, or where lines are of a version that did not note starts."""
-    rows = [row for row in lines if not is_validation(row)]
+    rows = [row for row in lines if not is_added(row)]
     if not rows or "started_s" not in rows[0]:
         return None
     last_of = {row["step"]: number for number, row in enumerate(rows)}

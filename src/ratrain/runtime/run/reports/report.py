@@ -73,6 +73,7 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
         },
         "loss": {"first": rows[0]["loss"], "last": rows[-1]["loss"]} if rows else None,
         "validation": _validation(rows),
+        "samples": _samples(rows),
         "skipped_updates": sum(row.get("skipped_updates_before", 0) for row in rows),
         "step_time_s": _step_times(counted, predicted),
         "period": {
@@ -112,6 +113,17 @@ def _validation(rows: Sequence[Row]) -> dict[str, Any] | None:
         "best": {"step": best[0], "loss": best[1]},
         "drift": validated[-1].get("drift"),
     }
+
+
+def _samples(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """The last texts that the model went on with, after how many steps, and what all of them took;
+    None where none were asked for."""
+    sampled = [row for row in rows if "samples" in row]
+    if not sampled:
+        return None
+    last = sampled[-1]
+    took_s = sum(row["samples_s"] for row in sampled)
+    return {"step": last["step"] + 1, "texts": last["samples"], "took_s": took_s}
 
 
 def _require_agreement(

@@ -8,6 +8,7 @@ from typing import Any
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.program.text.family_groups import group_name, grouped
+from ratrain.runtime.rank.progress import shown_text
 from ratrain.runtime.run.episodes import episode_words
 from ratrain.runtime.run.reports.goodput import PARTS
 from ratrain.runtime.run.reports.kind_names import kind_names
@@ -86,7 +87,19 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
                 "of the mean of all weights that are averaged, from which each is "
                 f"{100 * validation['drift']:.2g} % away"
             )
+    yield from _samples(report)
     yield from _goodput(report)
+
+
+def _samples(report: dict[str, Any]) -> Iterator[str]:
+    """The last samples, a line each."""
+    samples = report.get("samples")
+    if samples is None:
+        return
+    took = format_time(samples["took_s"])
+    yield f"samples after step {samples['step']}; all of the run's took {took}"
+    for sample in samples["texts"]:
+        yield shown_text(f'  "{sample["prompt"]}" goes on "{sample["text"]}"', 80)
 
 
 def _goodput(report: dict[str, Any]) -> Iterator[str]:
