@@ -220,7 +220,7 @@ def main() -> None:
         end(asked.end, asked.networks)
         return
     rates: list[int] = asked.rates
-    kinds = {f"{rate} alone": (rate,) for rate in rates}
+    kinds: dict[str, Sequence[int]] = {f"{rate} alone": (rate,) for rate in rates}
     kinds |= {"all": tuple(rates), f"one of {sum(rates)}": (sum(rates),)}
     moved: dict[str, list[dict[int, float]]] = {kind: [] for kind in kinds}
     for _ in range(asked.turns):

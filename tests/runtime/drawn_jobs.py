@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 from launched import assert_same_end, ranks_of, steps_done
-from plain_model import plain_losses
+from plain_numbers import plain_losses
 from runs_made import Setting, write_job, write_plan, write_text
 from torch import Tensor
 

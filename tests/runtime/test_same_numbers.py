@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from crew import Crew
-from plain_model import plain_losses
+from plain_numbers import plain_losses
 from runs_made import Setting, beginning, write_job
 from torch import Tensor
 from training import Result, train

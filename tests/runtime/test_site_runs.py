@@ -11,7 +11,7 @@ import pytest
 import torch
 from crew import Crew
 from launched import cut_short, loss_bits, saved_steps, start
-from plain_model import plain_logits, plain_rate
+from plain_numbers import plain_logits, plain_rate
 from runs_made import Setting, beginning, write_job
 from test_turns_runs import OUTER, differing, end, run, sent_bytes
 from torch import Tensor

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from crew import Crew
-from plain_model import plain_losses
+from plain_numbers import plain_losses
 from runs_made import Setting, Unlike, beginning, write_job
 from torch import Tensor
 from training import Result, train

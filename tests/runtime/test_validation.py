@@ -9,7 +9,7 @@ import pytest
 import torch
 from crew import Crew
 from launched import made
-from plain_model import plain_logits
+from plain_numbers import plain_logits
 from runs_made import Setting, write_job
 from torch.nn import functional
 from training import Result, train
