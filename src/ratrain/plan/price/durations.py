@@ -18,7 +18,7 @@ from ratrain.cost.collectives import (
     tree_all_reduce,
 )
 from ratrain.cost.compute import BlockTimes, update
-from ratrain.cost.precision import RESIDUAL_BYTES
+from ratrain.cost.precision import RESIDUAL_BYTES, precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
@@ -158,7 +158,7 @@ def costs_of_places(
         priced[cost] = _group_work(units, ports, transfer, link_of)
     priced[Cost.AVERAGE] = _averages(job, setup, units, ports)
     priced[Cost.UPDATE] = _updates(setup, units, ports)
-    priced[Cost.MIRROR] = _group_work(units, ports, _mirrored(setup), _group_link)
+    priced[Cost.MIRROR] = _group_work(units, ports, _mirrored(job, setup), _group_link)
     priced[Cost.MIRROR_UPDATE] = priced[Cost.UPDATE]
     priced[Cost.NORM] = _norms(farthest, setup, units)
     # Steps that save nothing are simulated, unless every one does.
@@ -343,12 +343,15 @@ def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
     return _work_of(transfers, links, [NO_LINK] * len(units))
 
 
-def _mirrored(setup: Setup) -> Callable[[UnitPlace, Link], Transfer]:
-    """An owner's part of a gradient, to its buddy. What the buddy's update takes is priced as the
+def _mirrored(job: JobSpec, setup: Setup) -> Callable[[UnitPlace, Link], Transfer]:
+    """An owner's part of a gradient as it has added up, to its buddy. What the buddy's update takes is priced as the
     owner's: on a CPU, of which both are, the memory is the same."""
 
+    schedule = job.schedule
+    each_bytes = precision_of(schedule.dtype, schedule.gradient_dtype).gradient_bytes
+
     def sent(unit: UnitPlace, link: Link) -> Transfer:
-        size_bytes = unit.reduced_bytes / _owners(setup, unit)
+        size_bytes = each_bytes * unit.params / _owners(setup, unit)
         return reduction_loss(unit.device).driven(
             Transfer(link.latency_s, size_bytes, 0.0, 1.0, size_bytes)
         )

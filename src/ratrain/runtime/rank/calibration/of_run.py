@@ -47,6 +47,7 @@ def calibrated(
             _computed_bytes(context),
             wire.gradients.itemsize,
             wire.boundaries.itemsize,
+            DTYPES[context.spec.gradient_dtype_of(0)].itemsize,
             context.job.train.rule.saved_bytes,
         )
         agrees = run.ops.clipping.by_unit and context.program.setup.sharding > 0

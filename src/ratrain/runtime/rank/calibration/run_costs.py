@@ -30,6 +30,7 @@ class ElementBytes:
     computed: tuple[int, ...]
     gradient: int
     boundary: int
+    summed: int = 4  # of a gradient as it adds up
     saved: int = 12  # of a parameter: its fp32 weight and the optimizer's states
 
     def of_ranks(self, ranks: Sequence[int]) -> ElementBytes:
@@ -383,7 +384,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         reduced = measured.collective(reduced_bytes)
         if buckets is not None:
             reduced = replace(reduced, fixed_s=reduced.fixed_s * 2 * buckets)
-        mirrored = measured.collective(gradient_bytes / holders)
+        mirrored = measured.collective(elements * element_bytes.summed / holders)
         averaged = measured.collective(2 * each_bytes * elements * others)
         narrowing_s = measured.column(lambda t: t.narrowing_s)
         reduced = replace(
