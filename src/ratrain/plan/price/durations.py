@@ -344,8 +344,8 @@ def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
 
 
 def _mirrored(job: JobSpec, setup: Setup) -> Callable[[UnitPlace, Link], Transfer]:
-    """An owner's part of a gradient as it has added up, to its buddy. What the buddy's update takes is priced as the
-    owner's: on a CPU, of which both are, the memory is the same."""
+    """An owner's part of a gradient as it has added up, to its buddy. What the buddy's update takes
+    is priced as the owner's: on a CPU, of which both are, the memory is the same."""
 
     schedule = job.schedule
     each_bytes = precision_of(schedule.dtype, schedule.gradient_dtype).gradient_bytes
