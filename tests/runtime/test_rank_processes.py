@@ -13,11 +13,14 @@ from ratrain.runtime.run import processes
 from ratrain.runtime.run.processes import RankProcesses
 from ratrain.runtime.run_folder import RunFolder
 
-WAITS = "import time; print(flush=True); time.sleep(60)"
-DIES_OTHERWISE = (
-    "import os, signal, time; "
-    "signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); "
-) + WAITS.removeprefix("import time; ")
+SCRIPT = """
+import os, signal, time
+signal.signal(signal.SIGHUP, {handler})
+print(flush=True)
+time.sleep(60)
+"""
+WAITS = SCRIPT.format(handler="signal.SIG_DFL")  # which nohup ignores
+DIES_OTHERWISE = SCRIPT.format(handler="lambda *_: os.kill(os.getpid(), signal.SIGKILL)")
 
 
 def test_a_rank_that_was_dying_when_its_launcher_ended_it_was_not_ended_by_the_launcher(
