@@ -49,10 +49,11 @@ def _counted(folder: RunFolder, rank: int) -> dict[str, Any]:
 def against_bill(
     counted: dict[str, Any], bill: Iterable[Moved], program_rank: int
 ) -> Iterator[dict[str, Any]]:
-    """For each tier of a rank what it counted, beside the program's bill."""
+    """For each tier of a rank what it counted, beside the program's bill. What an op of somebody's
+    own moves by itself is not counted."""
     for row in bill:
-        if row.rank == program_rank:
-            moved = counted["tiers"][row.tier]
+        moved = counted["tiers"].get(row.tier)
+        if row.rank == program_rank and moved is not None:
             yield _row({way: moved[f"{way}_bytes"] / counted["steps"] for way in _WAYS}, row)
 
 
