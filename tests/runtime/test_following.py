@@ -15,8 +15,9 @@ import torch
 from launched import loss_bits, made, ranks_of, start, wait_until
 from runs_made import Setting
 
-from ratrain.errors import DeadlineExceeded, SpecError
+from ratrain.errors import DeadlineExceeded, RatrainError, SpecError
 from ratrain.models.huggingface.writer import named_tensors
+from ratrain.runtime.published import write_layout
 from ratrain.runtime.run.following import Followed
 from ratrain.runtime.run.trained import trained_model
 from ratrain.runtime.run_folder import RunFolder
@@ -58,8 +59,15 @@ def test_each_version_has_the_bits_of_the_checkpoint_of_its_step(
         for _ in range(3):
             step = followed.wait(120)
             seen[step] = dict(followed.tensors())
-    folder.stop_request.touch()
-    running.join()
+        folder.stop_request.touch()
+        running.join()
+        write_layout(folder.path, {"another": 4})  # as ranks of another plan would
+        with pytest.raises(DeadlineExceeded):
+            followed.wait(0.3)
+        kept = dict(followed.tensors())
+        assert all(
+            torch.equal(kept[name], tensor) for name, tensor in list(seen.values())[-1].items()
+        )
     assert sorted(seen) == list(seen) and all(step % 2 == 0 for step in seen)
     for step, tensors in seen.items():
         saved = trained_model(folder.path, step)
@@ -115,3 +123,11 @@ def test_a_run_that_publishes_nothing_and_one_that_has_ended_are_said(tmp_path: 
     with Followed(ended.path) as followed, pytest.raises(DeadlineExceeded):
         followed.wait(0.5)
     assert not list((ended.path / "weights").glob("offer-*"))
+
+
+def test_a_network_that_is_not_there_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    nowhere = (*PUBLISHED, ("publish_nics", "nowhere0"))
+    folder = made(tmp_path, Setting(steps=2, train=nowhere))
+    with pytest.raises(RatrainError, match="publish_nics: no interface 'nowhere0' is up here"):
+        start(folder)
+    assert not folder.read_metrics()

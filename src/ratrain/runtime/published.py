@@ -101,6 +101,11 @@ def _rows(elements: Mapping[str, int]) -> list[dict[str, object]]:
     return [{"name": name, "count": count} for name, count in elements.items()]
 
 
+def nics_of(said: str) -> str | tuple[str, ...]:
+    """What the transport's `Config` calls them: "loopback", "all", or each by itself."""
+    return said if said in ("loopback", "all") else tuple(map(str.strip, said.split(",")))
+
+
 def weights_folder(run: Path) -> Path:
     """Where the files are."""
     return run / "weights"

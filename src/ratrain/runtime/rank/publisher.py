@@ -9,9 +9,8 @@ version, or, where anybody fails, keeps the one before.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ratrain.checkpoint.entries import WEIGHTS
 from ratrain.describe.optimizers import Optimizer
-from ratrain.errors import TransportError
+from ratrain.errors import SpecError, TransportError
 from ratrain.proof import derived
 from ratrain.ranges import joined, overlaps
 from ratrain.readers.json import as_table, parse_json
@@ -27,6 +26,7 @@ from ratrain.runtime.published import (
     PURPOSE,
     Piece,
     block_of,
+    nics_of,
     offers_of,
     parse_offer,
     write_layout,
@@ -55,16 +55,6 @@ class _Served:
     lost: bool = False
 
 
-@dataclass
-class Told:
-    """What publishing has taken, for the report."""
-
-    versions: int = 0
-    sent_bytes: int = 0
-    took_s: float = 0.0
-    lost: list[str] = field(default_factory=list[str])
-
-
 def publisher_of(
     context: RankContext, saving: SaveSpec, states: RankStates, network: Network
 ) -> WeightsPublisher | None:
@@ -88,7 +78,7 @@ def publisher_of(
 
 
 class WeightsPublisher:
-    """One rank's part. `every`: steps; `nics`: as the transport's `Config` has them."""
+    """One rank's part. `every`: steps; `nics`: as a job says them."""
 
     def __init__(
         self,
@@ -102,15 +92,16 @@ class WeightsPublisher:
         optimizer: Optimizer,
         say: Callable[[str], None],
     ) -> None:
-        names = nics if nics in ("loopback", "all") else tuple(nics.split(","))
-        self._config = Config(secret, f"rank {rank}", nics=names, dead_s=_DEAD_S)
+        config = Config(secret, f"rank {rank}", nics=nics_of(nics), dead_s=_DEAD_S)
+        try:
+            self._engine = Engine(config)
+        except SpecError as error:
+            raise SpecError(error.what, place="[train] publish_nics", fix=error.fix) from error
         self._run, self._every, self._rank = run, every, rank
         self._states, self._network, self._optimizer = states, network, optimizer
         self._say = say
-        self._engine: Engine | None = None
         self._considered = -1
         self._served: list[_Served] = []
-        self.told = Told()
 
     def save(self, unit: UnitState, step: int) -> None:
         """One unit's part, in a step whose weights are published, to whoever waits for them."""
@@ -118,13 +109,10 @@ class WeightsPublisher:
             self._considered = step
             self._served = self._offers(step) if (step + 1) % self._every == 0 else []
         if any(not served.lost for served in self._served):
-            began_s = time.perf_counter()
             self._write(unit)
-            self.told.took_s += time.perf_counter() - began_s
 
     def close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
+        self._engine.close()
 
     def _offers(self, step: int) -> list[_Served]:
         """Those that all ranks serve in this step. All ranks call it together."""
@@ -132,14 +120,11 @@ class WeightsPublisher:
         offers: dict[str, str] = self._told(json.dumps(found))[0]
         if not offers:
             return []
-        if self._engine is None:
-            self._engine = Engine(self._config)
         own = {"address": self._engine.address.to_bytes().decode(), "pieces": self._pieces()}
         sources = self._told(json.dumps(own))
         if self._rank == 0:
             for name in offers:
                 write_sources(self._run, name, step + 1, sources)
-        self.told.versions += len(offers)
         return [_Served(name, parse_offer(words)) for name, words in offers.items()]
 
     def _told(self, words: str) -> list[dict[str, Any]]:
@@ -162,7 +147,6 @@ class WeightsPublisher:
 
     def _write(self, unit: UnitState) -> None:
         """Returns when everybody has it, or is lost."""
-        assert self._engine is not None
         for piece, values in self._held(unit):
             memory = values.detach().cpu().contiguous().numpy()
             region = self._engine.register(memory, remote=False)
@@ -179,7 +163,6 @@ class WeightsPublisher:
             self._engine.revoke(region)
 
     def _begin(self, served: _Served, region: Any, pairs: Sequence[Any]) -> list[Transfer]:
-        assert self._engine is not None
         offer = served.offer
         try:
             return [
@@ -198,11 +181,9 @@ class WeightsPublisher:
         try:
             for transfer in transfers:
                 transfer.wait()
-                self.told.sent_bytes += transfer.bytes_acked
         except TransportError as error:
             self._lose(served, error)
 
     def _lose(self, served: _Served, error: TransportError) -> None:
         served.lost = True
-        self.told.lost.append(served.name)
         self._say(f"weights: {served.name} gets no more of this version: {error.what}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from uuid import uuid4
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from ratrain.runtime.published import (
     ELEMENT_BYTES,
     PURPOSE,
     Sources,
+    nics_of,
     packed,
     read_layout,
     take_sources,
@@ -28,7 +30,7 @@ from ratrain.runtime.run.trained import TrainedModel, model_of_run
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.secret import read_secret
 from ratrain.transport import Config, Engine
-from ratrain.transport.uses.weights import Subscriber
+from ratrain.transport.uses.weights import Bytes, Subscriber
 
 _LOOK_S = 0.1
 """How often a follower looks for an answer: fifty times a second took 1.3 % of a processor."""
@@ -36,16 +38,16 @@ _LOOK_S = 0.1
 
 class Followed:
     """Takes a run's weights into memory of its own, beside the version in use: twice the model in
-    fp32. `nics`: where they come in, as the transport's `Config` has it."""
+    fp32. `nics`: where they come in: "loopback", "all", or several with commas between them."""
 
     def __init__(self, run: Path, nics: str = "loopback") -> None:
         self._folder = RunFolder(run.resolve())
         self._id = uuid4().hex[:8]
-        names = nics if nics in ("loopback", "all") else tuple(nics.split(","))
         secret = derived(read_secret(self._folder.secret), PURPOSE)
-        self._engine = Engine(Config(secret, f"follower {self._id}", nics=names))
+        self._engine = Engine(Config(secret, f"follower {self._id}", nics=nics_of(nics)))
         self._elements: dict[str, int] = {}
         self._subscriber: Subscriber | None = None
+        self._used: tuple[dict[str, int], Bytes] = {}, np.empty(0, np.uint8)
         self.step: int | None = None
         """How many steps' updates are in the weights in use; None: none has come yet."""
 
@@ -83,7 +85,7 @@ class Followed:
                 if time.monotonic() > end_s:
                     raise
                 continue
-            self.step = sources.step
+            self._used, self.step = (self._elements, subscriber.weights), sources.step
             return self.step
 
     def model(self) -> TrainedModel:
@@ -92,7 +94,7 @@ class Followed:
             raise SpecError(
                 "no weights have come yet", place=str(self._folder.path), fix="call wait() first"
             )
-        return model_of_run(self._folder, self._read, self._elements, self.step)
+        return model_of_run(self._folder, self._read, self._used[0], self.step)
 
     def tensors(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Tensor]]:
         """Copies of the weights in use by their names in a Hugging Face folder."""
@@ -100,7 +102,8 @@ class Followed:
         return named_tensors(model.spec, dtype, model.source)
 
     def _ready(self, end_s: float) -> Subscriber:
-        """Room for what the run publishes now."""
+        """Room for what the run publishes now. In another layout than before that is new room: the
+        version in use stays where it is."""
         while (elements := read_layout(self._folder.path)) is None:
             if time.monotonic() > end_s:
                 raise SpecError(
@@ -133,14 +136,8 @@ class Followed:
 
     def _read(self, name: str, kind: str, begin: int, end: int) -> Tensor:
         del kind  # weights are all that there is
-        assert self._subscriber is not None
-        offset = 0
-        for each, count in self._elements.items():
-            if each == name:
-                at = offset + begin * ELEMENT_BYTES
-                size = (end - begin) * ELEMENT_BYTES
-                return torch.from_numpy(self._subscriber.weights[at : at + size]).view(
-                    torch.float32
-                )
-            offset += count * ELEMENT_BYTES
-        raise KeyError(name)
+        elements, weights = self._used
+        held = next(block for block in packed(elements) if block.name == name)
+        at = held.offset + begin * ELEMENT_BYTES
+        size = (end - begin) * ELEMENT_BYTES
+        return torch.from_numpy(weights[at : at + size]).view(torch.float32)
