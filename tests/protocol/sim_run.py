@@ -193,6 +193,7 @@ class SimLine:
         self._host = run.hosts[command.target]
         self.status: int | None = None
         self._following: Following | None = None
+        self._unread: list[str] = []  # words that came before its command ran
         self._arrives_s = 0.0  # the last of what is under way, in order
         if not self._host.answers:
             run.world.after(5.0, lambda: self._ended(255))
@@ -237,9 +238,11 @@ class SimLine:
 
     def _take(self, word: str) -> None:
         following = self._following
-        if following is None or not self._host.up:
+        if not self._host.up:
             return
-        if word.startswith("{") or word.strip() == BACK:
+        if following is None:
+            self._unread.append(word)
+        elif word.startswith("{") or word.strip() == BACK:
             following.take(word)
         else:
             actor = self._run.world.begin(lambda: following.take(word), f"{self._host.name} takes")
@@ -275,6 +278,8 @@ class SimLine:
         following = self._following = Following(
             processes, say, None, goes_on=True, interrupt=interrupt, world=run.world
         )
+        for word in self._unread:
+            self._take(word)
         status = 130
         try:
             ends = following.ends()

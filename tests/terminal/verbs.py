@@ -113,7 +113,7 @@ USES = {
     "graph compare": Use("graph compare graph.toml --mode bypass", "gradient error", slow=True),
     "fit": Use(
         "fit --model gpt-neo-2.7b --memory 24GB --host 64GB",
-        "fastest: optimizer in host",
+        "fastest: everything in host",
         slow=True,
     ),
     "clean": Use("clean . --dry-run", "nothing"),
