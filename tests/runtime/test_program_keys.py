@@ -121,9 +121,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, 
 
 
 @pytest.fixture
-def begun(
-    templates: Callable[[tuple[str, ...]], Path], tmp_path: Path, key: ProgramKey
-) -> Path:
+def begun(templates: Callable[[tuple[str, ...]], Path], tmp_path: Path, key: ProgramKey) -> Path:
     """A folder with a job, its run, and a plan for it."""
     return shutil.copytree(templates(NEEDS.get(name_of(key), ())), tmp_path / "begun")
 

@@ -15,7 +15,7 @@ from ratrain.checkpoint.folder import step_name
 from ratrain.corpus.identity import KEY, identity_of
 from ratrain.describe.model import config_hash
 from ratrain.devices import Device
-from ratrain.errors import RatrainError
+from ratrain.errors import OF_ANOTHER, RatrainError
 from ratrain.objects.client import close_stores
 from ratrain.program.promise import loss_words
 from ratrain.runtime.environment import Launch
@@ -98,7 +98,10 @@ class Episode:
         and what this rank keeps of it is with the process."""
         if self._process.orders is None or self._run is None or self._run.control is None:
             return False
-        if not self._run.call_back():
+        back, failure = self._run.call_back(), self._run.lanes.failure
+        if failure is not None and not isinstance(failure, OF_ANOTHER):
+            raise failure  # found by a lane after others had left because of it
+        if not back:
             return False
         self._process.kept = self._run.kept()
         if self._process.memory is not None:

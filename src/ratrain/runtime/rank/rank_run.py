@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ratrain.engines.places import Place
-from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError
+from ratrain.errors import OF_ANOTHER, PeerDown, RatrainError
 from ratrain.runtime.environment import COMMAND, Launch, launch_of
 from ratrain.runtime.failures import status_of
 from ratrain.runtime.host import process_began_s
@@ -99,7 +99,7 @@ class Episodes:
             episode = self._episode = self._make(number, launch, began_s)
             try:
                 return episode.run()
-            except (PeerDown, DeadlineExceeded) as error:
+            except OF_ANOTHER as error:
                 lost, began_s = error, time.time()
                 if not episode.called_back():
                     raise
