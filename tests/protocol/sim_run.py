@@ -27,7 +27,7 @@ from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import Launch, launch_of
 from ratrain.runtime.failures import status_of
 from ratrain.runtime.rank.live import NOTHING, Kept, KeptUnit, LiveStates, live_states
-from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order
+from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Meeting, Order
 from ratrain.runtime.rank.rank_run import Episodes
 from ratrain.runtime.run.host_ranks import Following, HostEpisode, worst_status
 from ratrain.runtime.run.processes import RankProcesses, base_environment
@@ -90,7 +90,7 @@ class SimRun:
         self.checkpoints: dict[int, tuple[int, ...]] = {}
         self.status: int | None = None
         self.error: RatrainError | None = None
-        self.attempts = self.newest = self.pids = self.words = 0
+        self.attempts = self.newest = self.pids = self.words = self.starts = 0
         self.strikes: dict[int, Callable[[Host], None]] = {}
         """What happens to the host of a rank as it says so many words, of all that are said."""
 
@@ -126,9 +126,10 @@ class SimRun:
         self.world.say(f"planned {self.program}")
 
     def commands(self) -> list[HostCommand]:
-        hosts = self.program.hosts
+        hosts, self.starts = self.program.hosts, self.starts + 1
+        meeting = Meeting(len(hosts), hosts[0], 29500, str(self.starts))
         return [
-            HostCommand(name, name, ("launch",), HostEpisode((rank,), len(hosts), hosts[0], 29500))
+            HostCommand(name, name, ("launch",), HostEpisode((rank,), meeting))
             for rank, name in enumerate(hosts)
         ]
 
@@ -269,7 +270,7 @@ class SimLine:
         ) -> SimProcess:
             return SimProcess(run, self._host, variables, hear)
 
-        environment = base_environment(episode.world_size, episode.address, episode.port)
+        environment = base_environment(episode.meeting)
         environment["LOCAL_WORLD_SIZE"] = str(len(episode.ranks))
         processes = RankProcesses(
             RunFolder(Path("/nowhere")), episode.ranks, environment, None,
@@ -547,6 +548,7 @@ class SimEpisode:
                     for other in waiting
                     if other.launch is not None
                     and other.launch.world_size == size
+                    and other.launch.start == self.launch.start
                     and other.reachable
                 }
                 if self.rank == 0 and len(by_rank) == size:

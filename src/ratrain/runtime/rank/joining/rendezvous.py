@@ -5,11 +5,14 @@ itself. When all have come, and answer, rank 0 tells each of them the name of th
 random, and where everybody listens. The secret of all later connections is derived from that name,
 so ranks of an earlier attempt, and whatever was recorded of one, open nothing.
 
-    rank -> 0   (the words of its proof) {"rank", "world_size", "port", "networks"}
+    rank -> 0   (the words of its proof) {"rank", "world_size", "start", "port", "networks"}
     0 -> rank   an empty frame, which the rank sends back: it is still there
     0 -> rank   {"attempt", "book": [[address, port], ...], "networks": [...]}, by rank
 
 A rank on several networks says where it listens on each of the further ones, too.
+
+A launcher's ranks say which start of them they belong to. One of another start is refused: it may
+be left over on a host that was cut off, and its place be taken by a new process.
 
 Nothing listens beyond this machine unless the ranks are on several.
 """
@@ -205,6 +208,11 @@ class _RankZero:
             raise HandshakeFailed(
                 f"a rank of a run of {world_size} ranks connected to a run of {ours}"
             )
+        if body.get("start", "") != self._launch.start:
+            raise HandshakeFailed(
+                f"rank {rank} of another start of the run connected: it may be left over from "
+                "an earlier one, or rank 0 is"
+            )
         if not (isinstance(rank, int) and 0 < rank < ours):
             raise HandshakeFailed(f"rank {rank!r} is not one of {ours} ranks")
         if not (isinstance(port, int) and 0 < port < 1 << 16):
@@ -259,8 +267,8 @@ class _OtherRank:
         try:
             listener = listen(sock.getsockname()[0])
             port = listener.getsockname()[1]
-            body = {"rank": launch.rank, "world_size": launch.world_size, "port": port}
-            body["networks"] = networks
+            body = {"rank": launch.rank, "world_size": launch.world_size, "start": launch.start}
+            body |= {"port": port, "networks": networks}
             call(sock, self._key, json.dumps(body).encode(), deadline_s)
         except BaseException:
             close_all([sock, listener])
