@@ -14,6 +14,10 @@ MOST_S = 120.0
 """From the last thing that happened to a host to the next step."""
 
 
+SETTLES_S = 5.0
+"""What happens to a host is over for others so much later: who was silent may be given up yet."""
+
+
 class Violation(AssertionError):
     """Something happened that must be impossible."""
 
@@ -27,14 +31,14 @@ class Auditor:
         self.saved_step = 0
         self.changed_s = 0.0  # when a step was told last, or something happened to a host
         self.lost_steps = self.sources = self.live_sources = 0
-        self._struck: list[str] = []  # hosts, since an attempt began
+        self._struck: dict[str, float] = {}  # hosts, since shortly before an attempt began
         self._begun: set[int] = set()  # its ranks that train
         self._all_train = False  # and nothing happened before
 
     def struck(self, host: str, now_s: float) -> None:
         """Something happens to a host."""
         self.changed_s = max(self.changed_s, now_s)
-        self._struck.append(host)
+        self._struck[host] = now_s
 
     def begins(
         self, attempt: int, rank: int, ranks: int, step: int, held: tuple[History, ...]
@@ -58,14 +62,17 @@ class Auditor:
             if len(histories) > 1:
                 raise Violation(f"rank {rank} read parts of {histories}")
 
-    def source(self, step: int, *, live: bool, gone: set[str], ranks: int) -> None:
+    def source(self, step: int, *, live: bool, gone: set[str], ranks: int, now_s: float) -> None:
         """Where an attempt goes on; the hosts of ranks of the one before, of so many, that are not
         in it."""
         self._say(f"from step {step}, live {live}, without {gone or 'nobody'}")
         promised = ranks > 1 and step < self.ends and self._all_train and len(self._struck) <= 1
         if promised and not (live and gone <= set(self._struck)):
-            raise Violation(f"of {self._struck} alone: from step {step}, live {live}, lost {gone}")
-        self._struck, self._begun, self._all_train = [], set(), False
+            raise Violation(
+                f"of {list(self._struck)} alone: from step {step}, live {live}, lost {gone}"
+            )
+        self._begun, self._all_train = set(), False
+        self._struck = {h: at_s for h, at_s in self._struck.items() if at_s > now_s - SETTLES_S}
         self.sources += 1
         self.live_sources += live
         if not live and step < self.saved_step:

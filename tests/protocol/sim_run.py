@@ -37,8 +37,10 @@ from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.mirror import buddies
 
 STEPS, EVERY = 14, 4
-PATIENCE_S, JOINING_S = 120.0, 60.0
+PATIENCE_S, JOINING_S = 120.0, 120.0
 """How long a rank waits for a silent peer, once it trains and before."""
+REACH_S, FREE_S, ANSWER_S = 60.0, 20.0, 20.0
+"""For rank 0 to be there; for its port to be free; for others to answer, once all are there."""
 ELEMENTS = 12
 """Of the model's one unit, which up to four ranks divide."""
 
@@ -61,9 +63,11 @@ class Host:
     up: bool = True
     cut: bool = False
     hung: bool = False
+    busy_until_s: float = 0.0
     actors: list[Actor] = field(default_factory=list[Actor])
     ranks: list[SimProcess] = field(default_factory=list["SimProcess"])
     held: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    listening: dict[int, SimEpisode] = field(default_factory=dict[int, "SimEpisode"])
 
     @property
     def answers(self) -> bool:
@@ -86,7 +90,6 @@ class SimRun:
         self.hosts = {name: Host(name) for name in names}
         self.auditor = Auditor(world.say, STEPS)
         self.program = Program(0, tuple(names))
-        self.meetings: dict[tuple[str, int], list[SimRank]] = {}
         self.checkpoints: dict[int, tuple[int, ...]] = {}
         self.status: int | None = None
         self.error: RatrainError | None = None
@@ -166,7 +169,7 @@ class SimRun:
         if host.hung:
             host.hung = False
             for actor in (*host.actors, *(p.actor for p in host.ranks)):
-                actor.resume()
+                actor.resume("hang")
         held, host.held = host.held, []
         for work in held:
             self.world.after(self.world.delay_s(0.01), work)
@@ -174,9 +177,11 @@ class SimRun:
     def hang(self, host: Host) -> None:
         host.hung = True
         for actor in (*host.actors, *(p.actor for p in host.ranks)):
-            actor.paused = True
+            actor.pause("hang")
 
-    def between(self, host: Host, work: Callable[[], None], delay_s: float, *, quiet: bool) -> None:
+    def between(
+        self, host: Host, work: Callable[[], None], delay_s: float, *, quiet: bool = False
+    ) -> None:
         """What goes between a host and the launcher, as over TCP."""
 
         def arrive() -> None:
@@ -199,7 +204,7 @@ class SimLine:
         if not self._host.answers:
             run.world.after(5.0, lambda: self._ended(255))
             return
-        run.world.after(0.1 + run.world.delay_s(0.2), lambda: self._begin(command))
+        run.between(self._host, lambda: self._begin(command), 0.1 + run.world.delay_s(0.2))
 
     def send(self, word: str) -> None:
         if self.status is None:
@@ -232,7 +237,7 @@ class SimLine:
             self.status = status
 
     def _begin(self, command: HostCommand) -> None:
-        if self._host.answers and self.status is None:
+        if self.status is None:
             actor = self._run.world.begin(lambda: self._agent(command.episode), self._host.name)
             actor.group = self._host.actors
             actor.group.append(actor)
@@ -326,6 +331,10 @@ class SimProcess:
                 self.actor.kill()
             self._run.world.after(0.0, lambda: None)
 
+    @property
+    def lives(self) -> bool:
+        return self._status is None
+
     def poll(self) -> int | None:
         return self._status
 
@@ -343,13 +352,13 @@ class SimProcess:
 
     def stop(self) -> None:
         """SIGSTOP."""
-        self.is_stopped = self.actor.paused = True
+        self.is_stopped = True
+        self.actor.pause("stop")
 
     def goes_on(self) -> None:
         """SIGCONT."""
         self.is_stopped = False
-        if self._status is None:
-            self.actor.resume()
+        self.actor.resume("stop")
 
     def order(self, order: Order | str) -> None:
         self._run.world.after(0.001, lambda: self._ordered(order))
@@ -378,7 +387,6 @@ class SimRank:
         self.kept: Kept = NOTHING
         self.ordered: list[Order] = []
         self.called: Callable[[], None] = lambda: None
-        self.launch: Launch | None = None
         self.program = run.program
 
     @property
@@ -403,8 +411,12 @@ class SimRank:
         return SimEpisode(self, number, launch)
 
     @property
+    def host(self) -> Host:
+        return self.process.host
+
+    @property
     def reachable(self) -> bool:
-        return self.alive and self.process.host.answers
+        return self.alive and self.host.answers and not self.process.is_stopped
 
 
 class Attempt:
@@ -468,8 +480,12 @@ class SimEpisode:
     """One episode of a rank."""
 
     def __init__(self, process: SimRank, number: int, launch: Launch) -> None:
-        self._process, self._run, self.number, self.launch = process, process.run, number, launch
-        self.rank = launch.rank
+        self.process, self._run, self.number, self.launch = process, process.run, number, launch
+        self.rank, self.joined, self.met = (
+            launch.rank,
+            dict[int, SimEpisode](),
+            cast("Attempt | None", None),
+        )
         self._called: BaseException | None = None
         self._attempt: Attempt | None = None
         self._trains = False
@@ -481,7 +497,7 @@ class SimEpisode:
     # ---- as rank_run.Episodes has it -----------------------------------------------------
 
     def run(self) -> bool:
-        process, run, world = self._process, self._run, self._run.world
+        process, run, world = self.process, self._run, self._run.world
         program = run.program
         process.say(MEETS)
         attempt = self._attempt = self._met()
@@ -515,7 +531,7 @@ class SimEpisode:
         if not self._trains:
             return False
         self._run.world.sleep(self._run.world.delay_s(0.02))
-        self._process.kept = self._kept()
+        self.process.kept = self._kept()
         return True
 
     def close(self) -> None:
@@ -533,50 +549,91 @@ class SimEpisode:
             raise self._called
 
     def _met(self) -> Attempt:
-        """As `joining.rendezvous`: rank 0 waits for as many as it was told."""
-        run, world, size = self._run, self._run.world, self.launch.world_size
-        key = self.launch.address, self.launch.port
-        waiting = run.meetings.setdefault(key, [])
-        self._process.launch = self.launch
-        waiting.append(self._process)
-        end_s = world.now_s() + JOINING_S
+        """As `joining.rendezvous`."""
+        if self.rank:
+            return self._met_at_rank_0()
+        host, port = self.process.host, self.launch.port
+        end_s = self._run.world.now_s() + FREE_S
+        while port in host.listening and host.listening[port].process.alive:
+            self._run.world.sleep(0.11)
+            if self._run.world.now_s() > end_s:
+                raise RunFailed(f"cannot listen at port {port}", place="rank 0", fix="again")
+        host.listening[port] = self
         try:
-            while self._attempt is None:
-                waiting[:] = [other for other in waiting if other.alive]
-                by_rank = {
-                    other.launch.rank: other
-                    for other in waiting
-                    if other.launch is not None
-                    and other.launch.world_size == size
-                    and other.launch.start == self.launch.start
-                    and other.reachable
-                }
-                if self.rank == 0 and len(by_rank) == size:
-                    members = [by_rank[rank] for rank in range(size)]
-                    attempt = Attempt(run, members)
-                    for member in members:
-                        waiting.remove(member)
-                        member.joined = attempt  # pyright: ignore[reportAttributeAccessIssue]
-                joined = self._process.__dict__.pop("joined", None)
-                if joined is not None:
-                    return joined
-                if world.now_s() > end_s:
-                    raise RunFailed("waited for ranks", place=f"rank {self.rank}", fix="again")
-                world.sleep(0.1)
+            return self._met_here()
         finally:
-            if self._process in waiting:
-                waiting.remove(self._process)
-        raise AssertionError
+            if host.listening.get(port) is self:
+                del host.listening[port]
+
+    def _met_here(self) -> Attempt:
+        """Waits for the others, as rank 0."""
+        world, end_s = self._run.world, self._run.world.now_s() + JOINING_S
+        while True:
+            for rank, other in list(self.joined.items()):
+                if not other.process.alive and other.process.host.up:  # its connection is shut
+                    del self.joined[rank]
+            if len(self.joined) == self.launch.world_size - 1 and self._all_answer():
+                members = [self, *(self.joined[rank] for rank in self._all[1:])]
+                attempt = Attempt(self._run, [member.process for member in members])
+                for member in members:
+                    member.met = attempt
+                return attempt
+            if world.now_s() > end_s:
+                raise RunFailed("waited for ranks", place="rank 0", fix="again")
+            world.sleep(0.1)
+
+    def _all_answer(self) -> bool:
+        """Others are forgotten, when they have had their time."""
+        world = self._run.world
+        world.sleep(world.delay_s(0.003))
+        silent_s = world.now_s()
+        while True:
+            silent = [rank for rank, other in self.joined.items() if not other.process.reachable]
+            if not silent:
+                return len(self.joined) == self.launch.world_size - 1
+            if world.now_s() - silent_s > ANSWER_S:
+                for rank in silent:
+                    del self.joined[rank]
+            world.sleep(0.1)
+
+    def _met_at_rank_0(self) -> Attempt:
+        """Calls rank 0 until it lets this rank in; then waits for the others."""
+        run, world = self._run, self._run.world
+        reach_s, end_s = world.now_s() + REACH_S, world.now_s() + JOINING_S + 1.0
+        accepted = False
+        while world.now_s() < (end_s if accepted else reach_s):
+            host = run.hosts[self.launch.address]
+            first = host.listening.get(self.launch.port)
+            if first is not None and first.lets_in(self):
+                accepted = True
+                while self.met is None and host.listening.get(self.launch.port) is first:
+                    if world.now_s() > end_s or not first.process.alive:
+                        break
+                    world.sleep(0.1)
+            if self.met is not None:
+                return self.met
+            world.sleep(0.1)
+        raise RunFailed("waited for ranks", place=f"rank {self.rank}", fix="again")
+
+    def lets_in(self, other: SimEpisode) -> bool:
+        """Whether this rank 0 takes another one for one of its ranks."""
+        ours, its = self.launch, other.launch
+        taken = self.joined.get(other.rank)
+        alike = (ours.world_size, ours.start) == (its.world_size, its.start)
+        if not (alike and self.process.reachable and other.process.reachable) or taken:
+            return False
+        self.joined[other.rank] = other
+        return True
 
     def _begun(self, attempt: Attempt) -> int:
         """The step to begin with; this rank's parts and their histories."""
         run, size = self._run, self.launch.world_size
         model, setup, seats = case(size)
-        words = self._process.kept.words(None, survived=self.number > 0)
+        words = self.process.kept.words(None, survived=self.number > 0)
         attempt.say("holds", self.rank, words)
         told = [parse_json(w.encode(), "a rank")[0] for w in attempt.hear(self, "holds", self._all)]
         live: LiveStates | None = live_states(model, setup, seats, told)
-        kept, self._process.kept = self._process.kept, NOTHING
+        kept, self.process.kept = self.process.kept, NOTHING
         kept = kept.at(live.step) if live is not None else NOTHING
         attempt.say("kept", self.rank, kept)
         all_kept: list[Kept] = attempt.hear(self, "kept", self._all)
@@ -595,10 +652,13 @@ class SimEpisode:
             self._require_newest(attempt)
             before = run.auditor.members
             gone = {member.process.host.name for member in before if member not in attempt.members}
-            run.auditor.source(step, live=live is not None, gone=gone, ranks=len(before))
+            run.auditor.source(
+                step, live=live is not None, gone=gone, ranks=len(before), now_s=run.world.now_s()
+            )
             for host in run.hosts.values():
-                if not host.answers:  # of a fault that lasts
-                    run.auditor.struck(host.name, run.world.now_s())
+                stopped = any(process.is_stopped for process in host.ranks if process.lives)
+                if not host.answers or stopped or run.world.now_s() < host.busy_until_s:
+                    run.auditor.struck(host.name, run.world.now_s())  # by a fault that lasts
             run.auditor.members = list(attempt.members)
         attempt.say("read", self.rank)
         attempt.hear(self, "read", self._all)
@@ -657,7 +717,7 @@ class SimEpisode:
                 attempt.hear(self, f"committed {step} {rank}", [0])
         world.sleep(world.delay_s(0.02) if "no commit" in run.bugs else 0.0005)
         self._update(step)
-        attempt.say(f"report {step}", rank, self._process.stops)
+        attempt.say(f"report {step}", rank, self.process.stops)
         if rank == 0:
             reports = attempt.hear(self, f"report {step}", self._all)
             self._require_newest(attempt)

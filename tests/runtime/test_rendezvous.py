@@ -193,6 +193,25 @@ def test_new_ranks_do_not_come_to_a_rank_0_of_an_earlier_start(
     assert isinstance(results[0], RunFailed)
 
 
+def test_rank_0_of_a_launcher_waits_for_a_port_that_an_earlier_start_has() -> None:
+    before = socket.create_server(("127.0.0.1", 0))
+    address, port = before.getsockname()
+    launches = [Launch(rank, 2, address, port, ranks_here=2, start="second") for rank in (0, 1)]
+    met: dict[int, Rendezvous | RatrainError] = {}
+
+    def come(launch: Launch) -> None:
+        met[launch.rank] = join(launch, SECRET, 20)
+
+    threads = [threading.Thread(target=come, args=(launch,)) for launch in launches]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    before.close()
+    for thread in threads:
+        thread.join()
+    assert_met(met, 2)
+
+
 @pytest.mark.slow
 def test_rank_0_names_those_that_did_not_come(place: Place) -> None:
     results = place.join([0, 2], 0.5)

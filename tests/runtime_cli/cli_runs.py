@@ -79,13 +79,16 @@ def ratrain_arguments(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
-def start(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *arguments: str | Path, stdin: int | None = None, **variables: str
+) -> subprocess.Popen[str]:
     """Starts `ratrain` in a folder."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **variables}
     return subprocess.Popen(
         ratrain_arguments(*arguments),
         cwd=folder,
         env=environment,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

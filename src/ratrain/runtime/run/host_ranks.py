@@ -31,7 +31,8 @@ from ratrain.runtime.run_folder import RunFolder
 DEFAULT_PORT = 29500
 """At which rank 0 is met where nobody says otherwise."""
 STOP, END = "stop", "end"
-"""What `run_host_ranks` may be told on standard input, a line each; its end means `STOP`."""
+"""What `run_host_ranks` may be told on standard input, a line each; its end means `STOP`, or `END`
+of ranks that do not train yet: who started them may have begun again, and needs their place."""
 BEAT, BEAT_EVERY_S = "\x16", 0.5
 """A line that says on stderr that the host is alive, and how often; a `HostState` may follow."""
 _LOOK_EVERY_S, _LOOK_S = 0.1, 0.02
@@ -184,7 +185,9 @@ class Following:
             table = as_table(*parse_json(order, "the launcher's order"))
             self._episodes.append(load(HostEpisode, *table))
             return
-        wanted = 2 if order.strip() == END and not self._processes.failed else 1
+        processes, word = self._processes, order.strip()
+        at_once = word == END or (not word and not processes.train)  # there is nothing to save
+        wanted = 2 if at_once and not processes.failed else 1
         while self._interrupts < wanted:
             self._interrupts += 1
             self._interrupt()

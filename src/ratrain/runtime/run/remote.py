@@ -37,6 +37,8 @@ _JOIN_S = 60.0
 """How long hosts that are taken in may take until their ranks look for the others."""
 ASK_S, SILENT_S, BUSY_S = 1.0, 2.0, 20.0
 """A host that is silent for so long is asked; is lost, if it has not answered; is lost anyway."""
+BEGIN_S = 10.0
+"""One whose command has said nothing yet is asked after so long, and has as long to answer."""
 LOST = 255
 """The status of a host that is lost, as ssh has it."""
 
@@ -89,6 +91,11 @@ class Hosts:
     @property
     def names(self) -> list[str]:
         return list(self._shells)
+
+    @property
+    def joining(self) -> list[str]:
+        """Those that were prepared, and run."""
+        return [host for host, shell in self._joining.items() if shell.running]
 
     def wait(self, others: threading.Event, *, goes_on: bool = False) -> Everywhere:
         """Until all have ended, or some time after one has failed; with `goes_on` at once where all
@@ -146,6 +153,8 @@ class Hosts:
                 self._shells[host].begin(command.episode)
             elif host in joining:
                 self._shells[host] = joining.pop(host)
+                if self._shells[host].episode != command.episode:  # others were lost meanwhile
+                    self._shells[host].begin(command.episode)
             else:
                 self._shells[host] = self._host(command)
         for shell in joining.values():
@@ -227,7 +236,9 @@ class _Host:
 
     def __init__(self, command: HostCommand, connect: Connect, tell: Tell, world: World) -> None:
         self.host, self._tell, self._world = command.host, tell, world
+        self.episode = command.episode
         self._heard_s: float | None = None  # it has begun, and was alive then
+        self._began_s = world.now_s()
         self._answered: Callable[[], bool] | None = None  # where it was asked since
         self._asked_s = 0.0
         self._state, self._told = HostState(), 0
@@ -260,7 +271,7 @@ class _Host:
     def begin(self, episode: HostEpisode) -> None:
         """The next episode, with its ranks in it."""
         self._told += 1
-        self.trained = False
+        self.episode, self.trained = episode, False
         self.order(json.dumps(asdict(episode)))
 
     @property
@@ -270,16 +281,17 @@ class _Host:
 
     def look(self) -> None:
         """Gives it up where it has been silent for too long."""
-        if self._heard_s is None or self.lost or not self.running:
+        if self.lost or not self.running:
             return
-        now_s = self._world.now_s()
-        silent_s = now_s - self._heard_s
-        if silent_s <= ASK_S:
+        now_s, heard_s = self._world.now_s(), self._heard_s
+        silent_s = now_s - (self._began_s if heard_s is None else heard_s)
+        asked_s = now_s - self._asked_s
+        if silent_s <= (BEGIN_S if heard_s is None else ASK_S):
             self._answered = None
-        elif self._answered is None:
+        elif self._answered is None or (heard_s is None and asked_s > BUSY_S):
             self._answered, self._asked_s = self._line.ask(), now_s
-        elif silent_s > BUSY_S or (
-            now_s - self._asked_s > SILENT_S - ASK_S and not self._answered()
+        elif (heard_s is not None and silent_s > BUSY_S) or (
+            asked_s > (BEGIN_S if heard_s is None else SILENT_S - ASK_S) and not self._answered()
         ):
             self.lost = True
             self._tell(f"{self.host}: silent for {silent_s:.0f} s, taken for lost")

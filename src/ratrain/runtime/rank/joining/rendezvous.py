@@ -44,6 +44,8 @@ from ratrain.runtime.step.network.connection import Connection
 
 REACH_S = 60.0
 """How long a rank looks for rank 0: ranks must start within this time of each other."""
+FREE_S = 20.0
+"""How long rank 0 of a launcher that tells starts apart waits for its port to be free."""
 _RETRY_S = 0.25
 _CALL_S = 5.0
 _LONGER_S = 1.0
@@ -366,7 +368,7 @@ def _rendezvous_listener(launch: Launch) -> socket.socket:
                 fix=f"give an address of this machine's network; or set {ADDRESS} to it here",
             )
         try:
-            return listen(str(host), launch.port)
+            return _listen_when_free(str(host), launch.port, FREE_S if launch.start else 0.0)
         except OSError:
             if launch.told_in is None:
                 raise
@@ -378,6 +380,18 @@ def _rendezvous_listener(launch: Launch) -> socket.socket:
             fix=f"MASTER_ADDR must be an address of rank 0's machine ({ADDRESS} there sets "
             f"another one), and the port must be free ({PORT} sets another)",
         ) from error
+
+
+def _listen_when_free(host: str, port: int, patience_s: float) -> socket.socket:
+    """As `listen`; a rank of an earlier start may have the port for a while."""
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return listen(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end_s:
+                raise
+        time.sleep(_RETRY_S)
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
