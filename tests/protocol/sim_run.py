@@ -88,7 +88,7 @@ class SimRun:
     def __init__(self, world: SimWorld, names: Collection[str], bugs: Bugs) -> None:
         self.world, self.bugs = world, bugs
         self.hosts = {name: Host(name) for name in names}
-        self.auditor = Auditor(world.say, STEPS)
+        self.auditor = Auditor(world.say, STEPS, self._struck_now)
         self.program = Program(0, tuple(names))
         self.checkpoints: dict[int, tuple[int, ...]] = {}
         self.status: int | None = None
@@ -96,6 +96,17 @@ class SimRun:
         self.attempts = self.newest = self.pids = self.words = self.starts = 0
         self.strikes: dict[int, Callable[[Host], None]] = {}
         """What happens to the host of a rank as it says so many words, of all that are said."""
+
+    def _struck_now(self) -> set[str]:
+        """The hosts to which something happens that lasts."""
+        now_s = self.world.now_s()
+        return {
+            host.name
+            for host in self.hosts.values()
+            if not host.answers
+            or now_s < host.busy_until_s
+            or any(process.is_stopped for process in host.ranks if process.lives)
+        }
 
     def launch(self, restarts: int) -> None:
         self.world.begin(lambda: self._launched(restarts), "launcher")
@@ -305,8 +316,7 @@ class SimProcess:
         run.pids += 1
         self.pid, self.host, self._run, self._hear = run.pids, host, run, hear
         self._status: int | None = None
-        self.is_stopped = False
-        self._held: list[Order | str] = []
+        self.is_stopped, self._orders = False, 0
         self.rank = SimRank(run, self)
         launch = launch_of(variables)
         self.actor = run.world.begin(lambda: self._main(launch), f"{host.name} pid {self.pid}")
@@ -366,9 +376,10 @@ class SimProcess:
     def _ordered(self, order: Order | str) -> None:
         if self._status is None and not self.is_stopped:
             if order == BACK:
-                self.rank.called()
+                self.rank.called(self._orders)
             else:
                 assert isinstance(order, Order)
+                self._orders += 1
                 self.rank.ordered.append(order)
 
     def hang_up(self) -> None:
@@ -386,7 +397,7 @@ class SimRank:
         self.alive, self.stops = True, False
         self.kept: Kept = NOTHING
         self.ordered: list[Order] = []
-        self.called: Callable[[], None] = lambda: None
+        self.called: Callable[[int], None] = lambda _number: None
         self.program = run.program
 
     @property
@@ -488,7 +499,7 @@ class SimEpisode:
         )
         self._called: BaseException | None = None
         self._attempt: Attempt | None = None
-        self._trains = False
+        self._built = False
         self._parts: list[tuple[str, int, int, bool]] = []  # name, range, whether another's
         self._own: History = ()
         self._mirror: History = ()
@@ -506,9 +517,9 @@ class SimEpisode:
             raise RunFailed("ranks have different programs", place="run.json", fix="again")
         step = self._begun(attempt)
         run.auditor.begins(
-            attempt.number, self.rank, self.launch.world_size, step, (self._own, self._mirror)
-        )
-        self._trains = True
+            attempt.number, self.rank, self.launch.world_size, step, (self._own, self._mirror),
+            world.now_s(),
+        )  # fmt: skip
         process.say(TRAINS)
         while step < STEPS:
             computed_s = world.now_s() + 0.15 + world.delay_s(0.3)
@@ -528,10 +539,9 @@ class SimEpisode:
     def called_back(self) -> bool:
         if self._attempt is not None:
             self._attempt.shut.add(self.rank)
-        if not self._trains:
-            return False
         self._run.world.sleep(self._run.world.delay_s(0.02))
-        self.process.kept = self._kept()
+        if self._built:
+            self.process.kept = self._kept().beside_those(self.process.kept)
         return True
 
     def close(self) -> None:
@@ -545,7 +555,7 @@ class SimEpisode:
         return range(self.launch.world_size)
 
     def require_not_called(self) -> None:
-        if self._called is not None and self._attempt is not None and self._trains:
+        if self._called is not None:
             raise self._called
 
     def _met(self) -> Attempt:
@@ -555,6 +565,7 @@ class SimEpisode:
         host, port = self.process.host, self.launch.port
         end_s = self._run.world.now_s() + FREE_S
         while port in host.listening and host.listening[port].process.alive:
+            self.require_not_called()
             self._run.world.sleep(0.11)
             if self._run.world.now_s() > end_s:
                 raise RunFailed(f"cannot listen at port {port}", place="rank 0", fix="again")
@@ -569,6 +580,7 @@ class SimEpisode:
         """Waits for the others, as rank 0."""
         world, end_s = self._run.world, self._run.world.now_s() + JOINING_S
         while True:
+            self.require_not_called()
             for rank, other in list(self.joined.items()):
                 if not other.process.alive and other.process.host.up:  # its connection is shut
                     del self.joined[rank]
@@ -588,6 +600,7 @@ class SimEpisode:
         world.sleep(world.delay_s(0.003))
         silent_s = world.now_s()
         while True:
+            self.require_not_called()
             silent = [rank for rank, other in self.joined.items() if not other.process.reachable]
             if not silent:
                 return len(self.joined) == self.launch.world_size - 1
@@ -602,11 +615,13 @@ class SimEpisode:
         reach_s, end_s = world.now_s() + REACH_S, world.now_s() + JOINING_S + 1.0
         accepted = False
         while world.now_s() < (end_s if accepted else reach_s):
+            self.require_not_called()
             host = run.hosts[self.launch.address]
             first = host.listening.get(self.launch.port)
             if first is not None and first.lets_in(self):
                 accepted = True
                 while self.met is None and host.listening.get(self.launch.port) is first:
+                    self.require_not_called()
                     if world.now_s() > end_s or not first.process.alive:
                         break
                     world.sleep(0.1)
@@ -633,9 +648,8 @@ class SimEpisode:
         attempt.say("holds", self.rank, words)
         told = [parse_json(w.encode(), "a rank")[0] for w in attempt.hear(self, "holds", self._all)]
         live: LiveStates | None = live_states(model, setup, seats, told)
-        kept, self.process.kept = self.process.kept, NOTHING
-        kept = kept.at(live.step) if live is not None else NOTHING
-        attempt.say("kept", self.rank, kept)
+        self.process.kept = self.process.kept.at(live.step) if live is not None else NOTHING
+        attempt.say("kept", self.rank, self.process.kept)
         all_kept: list[Kept] = attempt.hear(self, "kept", self._all)
         self._divide(size)
         if live is None:
@@ -650,18 +664,11 @@ class SimEpisode:
         if self.rank == 0:
             run.newest = max(attempt.number, run.newest)
             self._require_newest(attempt)
-            before = run.auditor.members
-            gone = {member.process.host.name for member in before if member not in attempt.members}
-            run.auditor.source(
-                step, live=live is not None, gone=gone, ranks=len(before), now_s=run.world.now_s()
-            )
-            for host in run.hosts.values():
-                stopped = any(process.is_stopped for process in host.ranks if process.lives)
-                if not host.answers or stopped or run.world.now_s() < host.busy_until_s:
-                    run.auditor.struck(host.name, run.world.now_s())  # by a fault that lasts
-            run.auditor.members = list(attempt.members)
+            run.auditor.source(step, attempt.members, live=live is not None)
+        self._built = True
         attempt.say("read", self.rank)
         attempt.hear(self, "read", self._all)
+        self.process.kept = NOTHING
         return step
 
     def _require_newest(self, attempt: Attempt) -> None:

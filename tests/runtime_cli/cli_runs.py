@@ -97,7 +97,7 @@ def start(
 
 def ratrain(folder: Path, *arguments: str | Path, **variables: str) -> Ran:
     """Runs `ratrain` in a folder to its end."""
-    process = start(folder, *arguments, **variables)
+    process = start(folder, *arguments, stdin=None, **variables)
     out, err = process.communicate(timeout=110)
     return Ran(process.returncode, out, err)
 

@@ -67,9 +67,10 @@ def words_of(order: Order | str) -> bytes:
 
 
 class Orders:
-    """A rank's end. `called_back` is called, from a thread, when the launcher calls."""
+    """A rank's end. `called_back` is called, from a thread, when the launcher calls the rank back
+    from an episode, with that one's number."""
 
-    def __init__(self, handle: int, called_back: Callable[[], None]) -> None:
+    def __init__(self, handle: int, called_back: Callable[[int], None]) -> None:
         self._socket = socket.socket(fileno=handle)
         self._called_back = called_back
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
@@ -84,17 +85,19 @@ class Orders:
         return self._orders.get()
 
     def _listen(self) -> None:
+        episode = 0
         with suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
                 body, place = parse_json(line, "the launcher's order")
                 if body == BACK:
-                    self._called_back()
+                    self._called_back(episode)
                 else:
+                    episode += 1
                     self._orders.put(load(Order, *as_table(body, place)))
         self._orders.put(None)
 
 
-def orders_of(environ: Mapping[str, str], called_back: Callable[[], None]) -> Orders | None:
+def orders_of(environ: Mapping[str, str], called_back: Callable[[int], None]) -> Orders | None:
     """This process' orders, where its launcher gives any."""
     handle = environ.get(ORDERS, "")
     return Orders(int(handle), called_back) if is_number(handle) else None

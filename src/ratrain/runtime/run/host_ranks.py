@@ -195,9 +195,8 @@ class Following:
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether a rank was lost when all were training, and nobody has asked for an end."""
-        processes = self._processes
-        return self._goes_on and processes.failed and processes.train and not self._asked
+        """Whether a rank was lost, and nobody has asked for an end: that is for who orders."""
+        return self._goes_on and self._processes.failed and not self._asked
 
     def stop(self) -> None:
         self._asked = True

@@ -96,7 +96,7 @@ def _ended(
             claim.require_seen()
             tick()
             time.sleep(_LOOK_EVERY_S)
-        if not (goes_on and ranks.failed and ranks.train):
+        if not (goes_on and ranks.failed and ranks.can_go_on):
             return ranks.end(), False
         return (ranks.ends(), True) if all_back(ranks) else (ranks.end(), False)
     except BaseException:
@@ -132,7 +132,8 @@ def _meeting(lab: Lab | None, spec: RunSpec) -> Generator[tuple[Meeting, socket.
             fix="bring the loopback interface up (`ip link set lo up`)",
         ) from error
     with listener:
-        yield Meeting(spec.seats.world_size, *listener.getsockname(), new_start()), listener
+        address, port = listener.getsockname()
+        yield Meeting(spec.seats.world_size, address, port, new_start()), listener
 
 
 def _clear(folder: RunFolder) -> None:

@@ -69,6 +69,7 @@ class RankProcesses:
         self._folder, self._world = folder, world
         self._start_rank = start or _Starting(folder, output, goes_on=goes_on).start
         self._children: list[_Child] = []
+        self._further = False  # than the first episode
         self._start(ranks, environment, listener)
 
     def _start(
@@ -109,9 +110,14 @@ class RankProcesses:
 
     @property
     def train(self) -> bool:
-        """Whether the steps of all ranks that live have begun: they can be called back."""
+        """Whether the steps of all ranks that live have begun."""
         living = [child for child in self._children if child.running] or self._children
         return all(TRAINS in child.said for child in living)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether ranks that live are worth to be called back: they train, or have."""
+        return self.train or self._further
 
     @property
     def waiting(self) -> int:
@@ -147,6 +153,7 @@ class RankProcesses:
         """The next episode: those that wait play some of these ranks, as far as they can the ones
         they had; new processes play the others. Who does not wait is ended."""
         self.ends()
+        self._further = True
         there = {child.rank: child for child in self._children if child.waits}
         seats = {rank: there.pop(rank) for rank in ranks if rank in there}
         for rank in ranks:
@@ -219,7 +226,7 @@ class _Child:
         self.rank = rank
         self.said: set[str] = set()  # in this episode
         self._sent: set[int] = set()  # signals
-        self._stood_still = False
+        self._stood_still = self._waited = False
         self.process = start(variables, handles, lambda word: self.said.add(word))
 
     @property
@@ -246,6 +253,7 @@ class _Child:
         self._stood_still |= stopped
         fitting = signal.SIGKILL if stopped else number
         self._sent.add(fitting)
+        self._waited |= self.waits
         self.process.send_signal(fitting)
 
     def kill(self) -> RankEnd:
@@ -256,6 +264,8 @@ class _Child:
         """How it ended; waits for that."""
         status = self.process.wait()
         self.process.hang_up()
+        if self._waited:
+            return RankEnd(self.rank, TransportError.exit_code, pid=self.process.pid)
         return RankEnd(
             self.rank, status, -status in self._sent, self._stood_still, self.process.pid
         )

@@ -77,7 +77,7 @@ class Hosts:
         self._connect, self._tell, self._world = connect, tell, world
         self._shells: dict[str, _Host] = {}
         self._joining: dict[str, _Host] = {}  # of the next episode
-        self._asked = threading.Event()
+        self._asked, self._further = threading.Event(), False
         try:
             for command in commands:
                 self._shells[command.host] = self._host(command)
@@ -99,7 +99,8 @@ class Hosts:
 
     def wait(self, others: threading.Event, *, goes_on: bool = False) -> Everywhere:
         """Until all have ended, or some time after one has failed; with `goes_on` at once where all
-        were training by then, and where `others` are to be taken in while all train."""
+        were training by then, or in an episode before; and where `others` are to be taken in while
+        all train."""
         with passed_on(self._stop):
             can_go_on = self._wait(others, goes_on=goes_on)
         if not can_go_on:
@@ -143,6 +144,7 @@ class Hosts:
 
     def go_on(self, commands: Sequence[HostCommand]) -> None:
         """The next episode, on these hosts."""
+        self._further = True
         wanted = {command.host: command for command in commands}
         joining = {host: shell for host, shell in self._joining.items() if shell.running}
         self._joining.clear()
@@ -179,7 +181,8 @@ class Hosts:
                 shell.look()
             failed = any(shell.failed for shell in shells)
             trains = _train(shells)
-            if failed and goes_on and trains and not self._asked.is_set():
+            worth = trains or self._further
+            if failed and goes_on and worth and not self._asked.is_set():
                 return any(shell.running for shell in shells)
             if others.is_set() and trains and not failed and not self._asked.is_set():
                 return all(shell.running for shell in shells)
@@ -310,8 +313,8 @@ class _Host:
             self._line.wait(_GRACE_S)
 
     def end_waiting(self) -> None:
-        """Where ranks were lost that trained, nobody waits for another episode any longer."""
-        if self._is_news and self._state.failed and self._state.train and not self._ending:
+        """Where ranks were lost, nobody waits for another episode any longer."""
+        if self._is_news and self._state.failed and not self._ending:
             self._ending = True
             self.order(END)
 

@@ -29,13 +29,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ratrain.errors import HandshakeFailed, RunFailed, SpecError, TransportError
 from ratrain.proof import derived
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, PORT, Launch
+from ratrain.runtime.rank.joining.call_back import CallBack
 from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
 from ratrain.runtime.rank.joining.near_sockets import close_all, listen_near
 from ratrain.runtime.rank.joining.whereabouts import tell, told
@@ -77,6 +78,7 @@ class Rendezvous:
     broadcast: Broadcast
     networks: tuple[Addresses, ...]
     further: tuple[socket.socket, ...]
+    call_back: CallBack = field(default_factory=CallBack)
 
     def close(self) -> None:
         """This rank listens no more."""
@@ -87,20 +89,24 @@ class Rendezvous:
         return [reply.decode() for reply in self.broadcast.exchange(text.encode())]
 
 
-def join(launch: Launch, secret: bytes, patience_s: float) -> Rendezvous:
+def join(
+    launch: Launch, secret: bytes, patience_s: float, call_back: CallBack | None = None
+) -> Rendezvous:
     """Returns when all ranks of this attempt are there. `patience_s`: how long to wait for that,
-    and later on for words."""
-    key = derived(secret, b"ratrain rendezvous")
-    if launch.rank == 0:
-        return _RankZero(launch, key, patience_s).join()
-    return _OtherRank(launch, key, patience_s).join()
+    and later on for words; `call_back` ends it."""
+    key, call_back = derived(secret, b"ratrain rendezvous"), call_back or CallBack()
+    kind = _OtherRank if launch.rank else _RankZero
+    met = replace(kind(launch, key, patience_s, call_back).join(), call_back=call_back)
+    call_back.ends(met.broadcast.hang_up)
+    return met
 
 
 class _RankZero:
     """Rank 0's side."""
 
-    def __init__(self, launch: Launch, key: bytes, patience_s: float) -> None:
+    def __init__(self, launch: Launch, key: bytes, patience_s: float, call_back: CallBack) -> None:
         self._launch, self._key, self._patience_s = launch, key, patience_s
+        self._call_back = call_back
         self._changed = threading.Condition(threading.RLock())
         self._joined: dict[int, Connection] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -109,7 +115,8 @@ class _RankZero:
 
     def join(self) -> Rendezvous:
         world_size = self._launch.world_size
-        with _rendezvous_listener(self._launch) as listener:
+        self._call_back.ends(self._hang_up)
+        with _rendezvous_listener(self._launch, self._call_back) as listener:
             host = listener.getsockname()[0]
             handshakes = HandshakeListener(listener, self._key, self._answer, self._take)
             if self._launch.told_in is not None:
@@ -146,6 +153,7 @@ class _RankZero:
     def _wait(self, end_s: float) -> None:
         with self._changed:
             while len(self._joined) < len(self._others):
+                self._call_back.require()
                 if time.monotonic() > end_s:
                     missing = [rank for rank in self._others if rank not in self._joined]
                     raise _ranks_missing(self._launch, missing, self._patience_s)
@@ -178,6 +186,10 @@ class _RankZero:
         for rank, other in list(self._joined.items()):
             if other.fd in disconnected:
                 self._forget(rank)
+
+    def _hang_up(self) -> None:
+        for other in list(self._joined.values()):
+            other.hang_up()
 
     def _forget(self, rank: int) -> None:
         with self._changed:
@@ -225,9 +237,9 @@ class _RankZero:
 class _OtherRank:
     """The side of any other rank."""
 
-    def __init__(self, launch: Launch, key: bytes, patience_s: float) -> None:
-        self._launch, self._key = launch, key
-        self._patience_s = patience_s
+    def __init__(self, launch: Launch, key: bytes, patience_s: float, call_back: CallBack) -> None:
+        self._launch, self._key, self._patience_s = launch, key, patience_s
+        self._call_back = call_back
 
     def join(self) -> Rendezvous:
         reach_s = time.monotonic() + min(self._patience_s, REACH_S)
@@ -246,6 +258,7 @@ class _OtherRank:
                     raise
             except (TransportError, OSError) as error:
                 close_all(further)
+                self._call_back.require()
                 if self._has_no_loopback(error):
                     raise self._without_loopback(error) from error
                 now_s = time.monotonic()
@@ -288,6 +301,7 @@ class _OtherRank:
         launch = self._launch
         left_s = max(end_s - time.monotonic(), _RETRY_S)
         upwards = Connection(sock, launch.rank, 0, left_s)
+        self._call_back.ends(upwards.hang_up)
         message = b""
         while not message:
             message = upwards.receive_bytes(_MAX_BOOK)
@@ -353,7 +367,7 @@ def _named(address: str, host: str) -> str:
     return address if address == host else f"{address} ({host})"
 
 
-def _rendezvous_listener(launch: Launch) -> socket.socket:
+def _rendezvous_listener(launch: Launch, call_back: CallBack) -> socket.socket:
     """Where the others come to: inherited from the launcher, or opened here."""
     if launch.listener is not None:
         return socket.socket(fileno=launch.listener)
@@ -368,7 +382,9 @@ def _rendezvous_listener(launch: Launch) -> socket.socket:
                 fix=f"give an address of this machine's network; or set {ADDRESS} to it here",
             )
         try:
-            return _listen_when_free(str(host), launch.port, FREE_S if launch.start else 0.0)
+            return _listen_when_free(
+                str(host), launch.port, FREE_S if launch.start else 0.0, call_back
+            )
         except OSError:
             if launch.told_in is None:
                 raise
@@ -382,7 +398,9 @@ def _rendezvous_listener(launch: Launch) -> socket.socket:
         ) from error
 
 
-def _listen_when_free(host: str, port: int, patience_s: float) -> socket.socket:
+def _listen_when_free(
+    host: str, port: int, patience_s: float, call_back: CallBack
+) -> socket.socket:
     """As `listen`; a rank of an earlier start may have the port for a while."""
     end_s = time.monotonic() + patience_s
     while True:
@@ -391,6 +409,7 @@ def _listen_when_free(host: str, port: int, patience_s: float) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > end_s:
                 raise
+        call_back.require()
         time.sleep(_RETRY_S)
 
 
