@@ -48,9 +48,15 @@ class Auditor:
     def _settle(self, now_s: float) -> None:
         """Where all have trained for a while, and nothing happens, one loss may come again."""
         quiet_s = now_s - max(self._whole_s, *self._struck.values(), 0.0)
-        if self._whole and quiet_s > SETTLES_S and not self._lasting_here:
+        there = self._whole and all(member.alive for member in self.members)
+        if there and quiet_s > SETTLES_S and not self._lasting_here:
             self._holders = self._whole
             self._struck.clear()
+
+    def left(self, attempt: int) -> None:
+        """A rank of an attempt does no more steps in it."""
+        if attempt == self.newest:
+            self._whole = 0
 
     @property
     def _lasting_here(self) -> set[str]:

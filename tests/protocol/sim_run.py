@@ -539,6 +539,8 @@ class SimEpisode:
     def called_back(self) -> bool:
         if self._attempt is not None:
             self._attempt.shut.add(self.rank)
+        if self._attempt is not None:
+            self._run.auditor.left(self._attempt.number)
         self._run.world.sleep(self._run.world.delay_s(0.02))
         if self._built:
             self.process.kept = self._kept().beside_those(self.process.kept)
@@ -650,26 +652,29 @@ class SimEpisode:
         live: LiveStates | None = live_states(model, setup, seats, told)
         self.process.kept = self.process.kept.at(live.step) if live is not None else NOTHING
         attempt.say("kept", self.rank, self.process.kept)
+        if "forgets early" in run.bugs:
+            self.process.kept = NOTHING
         all_kept: list[Kept] = attempt.hear(self, "kept", self._all)
         self._divide(size)
-        if live is None:
-            step = max(run.checkpoints, default=0)
-            if "old checkpoint" in run.bugs:
-                step = min(run.checkpoints, default=0)
-            self._own = self._mirror = run.checkpoints.get(step, ())
-        else:
-            step = live.step
-            histories = self._read(live, all_kept)
-            self._own, self._mirror = histories
+        step = live.step if live is not None else self._saved_step()
         if self.rank == 0:
             run.newest = max(attempt.number, run.newest)
             self._require_newest(attempt)
             run.auditor.source(step, attempt.members, live=live is not None)
+        if live is None:
+            self._own = self._mirror = run.checkpoints.get(step, ())
+        else:
+            histories = self._read(live, all_kept)
+            self._own, self._mirror = histories
         self._built = True
         attempt.say("read", self.rank)
         attempt.hear(self, "read", self._all)
         self.process.kept = NOTHING
         return step
+
+    def _saved_step(self) -> int:
+        oldest = "old checkpoint" in self._run.bugs
+        return (min if oldest else max)(self._run.checkpoints, default=0)
 
     def _require_newest(self, attempt: Attempt) -> None:
         """As `attempt.Attempt`, which asks the folder."""

@@ -37,8 +37,9 @@ _JOIN_S = 60.0
 """How long hosts that are taken in may take until their ranks look for the others."""
 ASK_S, SILENT_S, BUSY_S = 1.0, 2.0, 20.0
 """A host that is silent for so long is asked; is lost, if it has not answered; is lost anyway."""
-BEGIN_S = 10.0
-"""One whose command has said nothing yet is asked after so long, and has as long to answer."""
+BEGIN_S, STARTS_S = 10.0, 60.0
+"""One whose command has said nothing yet is asked after so long, has as long to answer, and is lost
+anyway when other ranks look for its own no longer."""
 LOST = 255
 """The status of a host that is lost, as ssh has it."""
 
@@ -287,15 +288,15 @@ class _Host:
         if self.lost or not self.running:
             return
         now_s, heard_s = self._world.now_s(), self._heard_s
-        silent_s = now_s - (self._began_s if heard_s is None else heard_s)
-        asked_s = now_s - self._asked_s
-        if silent_s <= (BEGIN_S if heard_s is None else ASK_S):
+        ask_s, answer_s, busy_s = ASK_S, SILENT_S - ASK_S, BUSY_S
+        if heard_s is None:
+            heard_s, ask_s, answer_s, busy_s = self._began_s, BEGIN_S, BEGIN_S, STARTS_S
+        silent_s = now_s - heard_s
+        if silent_s <= ask_s:
             self._answered = None
-        elif self._answered is None or (heard_s is None and asked_s > BUSY_S):
+        elif self._answered is None:
             self._answered, self._asked_s = self._line.ask(), now_s
-        elif (heard_s is not None and silent_s > BUSY_S) or (
-            asked_s > (BEGIN_S if heard_s is None else SILENT_S - ASK_S) and not self._answered()
-        ):
+        elif silent_s > busy_s or (now_s - self._asked_s > answer_s and not self._answered()):
             self.lost = True
             self._tell(f"{self.host}: silent for {silent_s:.0f} s, taken for lost")
             self._line.kill()
