@@ -135,6 +135,10 @@ class DeadlineExceeded(TransportError):
     """The time given to a transfer or a wait ran out."""
 
 
+OF_ANOTHER = (PeerDown, DeadlineExceeded)
+"""What a rank meets when another one has ended or hangs: it seldom is why a run ends."""
+
+
 class StaleDescriptor(TransportError):
     """The descriptor names an earlier life of the peer."""
 

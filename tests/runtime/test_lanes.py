@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import Case, cases, replica, small
 
-from ratrain.errors import Infeasible
+from ratrain.errors import CheckpointError, Infeasible, PeerDown
 from ratrain.program.actions import Kind, Lane
 from ratrain.program.families import DEVICE
 from ratrain.program.program import Program
@@ -308,6 +308,31 @@ def test_a_failure_ends_a_wait_for_memory_at_once() -> None:
         lanes.run(0, lambda _lane, step: step < 2)
     assert ledger.device.waits and time.monotonic() - began_s < PATIENCE_S
     assert bare.records() == []
+
+
+def test_a_rank_s_own_error_counts_where_others_left_because_of_it_and_were_missed_first() -> None:
+    """A lane that removes what it has written tells of it a moment later."""
+    sending, gone = threading.Event(), threading.Event()
+    forwards: list[LocalOp] = []
+
+    def execute(op: LocalOp, _step: int) -> None:
+        if op.kind is Kind.F:
+            forwards.append(op)
+            if len({each.micro_batch for each in forwards}) > 1:
+                assert sending.wait(PATIENCE_S)
+                gone.set()
+                raise PeerDown("rank 0 lost its connection to rank 1")
+        if op.kind is Kind.SEND_F:
+            sending.set()
+            assert gone.wait(PATIENCE_S)
+            time.sleep(0.05)
+            raise CheckpointError("the disk is full")
+
+    lanes, _, _ = lanes_that(execute)
+    with pytest.raises((PeerDown, CheckpointError)):
+        lanes.run(0, lambda _lane, step: step < 50)
+    assert lanes.are_back(PATIENCE_S)
+    assert isinstance(lanes.failure, CheckpointError)
 
 
 def test_a_failure_wakes_a_lane_that_waits_in_the_gate() -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def tell(folder: RunFolder, rank: int, error: BaseException) -> int:
     except (OSError, RatrainError) as problem:
         why = problem.what if isinstance(problem, RatrainError) else problem
         said = f"{failure.place}: {failure.what}" if failure.place else failure.what
-        print(f"{said} ({path} cannot be written: {why})", file=sys.stderr, flush=True)
+        with suppress(OSError):  # the log may be on the same disk
+            print(f"{said} ({path} cannot be written: {why})", file=sys.stderr, flush=True)
     return status_of(error)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import NoneType
 
 from ratrain.corpus.of_job import JobData
 from ratrain.describe.job import JobSpec
 from ratrain.devices import Device, Memory
-from ratrain.errors import DeadlineExceeded, PeerDown
+from ratrain.errors import OF_ANOTHER
 from ratrain.program.program import Program
 from ratrain.runtime.failures import tell
 from ratrain.runtime.ownership import Claim
@@ -39,14 +40,17 @@ class RankProcess:
     told: BaseException | None = None
 
     def tell(self, error: BaseException) -> None:
-        """Leaves what it ends with in the run's folder, once."""
+        """Leaves what it ends with in the run's folder, once; what followed from it does not take
+        its place."""
+        if isinstance(error, OF_ANOTHER) and not isinstance(self.told, (NoneType, *OF_ANOTHER)):
+            return
         if self.lock.settled and self.told is not error:
             tell(self.folder, self.log.rank, error)
         self.told = error
 
     def tell_cause(self, error: BaseException) -> None:
         """The same, but of a lost rank, after which this one may go on."""
-        if not isinstance(error, (PeerDown, DeadlineExceeded)):
+        if not isinstance(error, OF_ANOTHER):
             self.tell(error)
 
     def tell_loss(self, lost: BaseException) -> None:

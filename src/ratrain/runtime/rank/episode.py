@@ -15,7 +15,7 @@ from ratrain.checkpoint.folder import step_name
 from ratrain.corpus.identity import KEY, identity_of
 from ratrain.describe.model import config_hash
 from ratrain.devices import Device
-from ratrain.errors import PeerDown, RatrainError
+from ratrain.errors import OF_ANOTHER, PeerDown, RatrainError
 from ratrain.objects.client import close_stores
 from ratrain.program.promise import loss_words
 from ratrain.runtime.environment import Launch
@@ -102,7 +102,10 @@ class Episode:
         if self._process.orders is None:
             return False
         if self._run is not None:
-            if not self._run.call_back():
+            back, failure = self._run.call_back(), self._run.lanes.failure
+            if failure is not None and not isinstance(failure, OF_ANOTHER):
+                raise failure  # found by a lane after others had left because of it
+            if not back:
                 return False
             self._process.kept = self._run.kept().beside_those(self._process.kept)
         if self._process.memory is not None:

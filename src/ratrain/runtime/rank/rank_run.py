@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ratrain.engines.places import Place
-from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError
+from ratrain.errors import OF_ANOTHER, PeerDown, RatrainError
 from ratrain.runtime.environment import COMMAND, Launch, launch_of
 from ratrain.runtime.failures import status_of
 from ratrain.runtime.host import process_began_s
@@ -103,7 +103,7 @@ class Episodes:
                 if self._called == number:
                     self._interrupt(number)
                 return episode.run()
-            except (PeerDown, DeadlineExceeded) as error:
+            except OF_ANOTHER as error:
                 lost, began_s = error, time.time()
                 if not episode.called_back():
                     raise

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ratrain.devices import CPU, Device, Stream
+from ratrain.errors import OF_ANOTHER
 from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.step.ahead import Given, Ran, RunAhead
 from ratrain.runtime.step.completions import Completions
@@ -109,9 +110,13 @@ class Lanes:
         self._device.finish()
 
     def fail(self, error: BaseException) -> None:
-        """Stops all lanes with an error found elsewhere."""
+        """Stops all lanes with an error found elsewhere. What other ranks did because of this one's
+        error may be found before it: the error counts."""
         with self._failing:
-            self._failure = self._failure or error
+            if self._failure is None or (
+                isinstance(self._failure, OF_ANOTHER) and not isinstance(error, OF_ANOTHER)
+            ):
+                self._failure = error
         self._completions.stop()
         self._ledger.stop()
         if self._stop is not None:
@@ -121,7 +126,7 @@ class Lanes:
 
     @property
     def failure(self) -> BaseException | None:
-        """The first of all lanes."""
+        """The first of all lanes that is this rank's own, else the first."""
         return self._failure
 
     def are_back(self, patience_s: float) -> bool:
