@@ -38,6 +38,7 @@ class Auditor:
         self._struck: dict[str, float] = {}  # hosts, since all trained and all was quiet
         self._begun: set[int] = set()  # ranks that train
         self._holders = 0  # how many trained then: of any one host others hold the states
+        self._read_step: int | None = None  # of a checkpoint, by ranks that do not train yet
         self._whole, self._whole_s = 0, 0.0  # how many all are, and since when they train
 
     def struck(self, host: str, now_s: float) -> None:
@@ -80,6 +81,7 @@ class Auditor:
             self._begun.add(rank)
             if len(self._begun) == ranks:
                 self._whole, self._whole_s = ranks, now_s
+                self._read_step = None
 
     def stuck(self, now_s: float) -> bool:
         """Whether nothing has happened for long, not even a step."""
@@ -110,11 +112,16 @@ class Auditor:
             raise Violation(f"checkpoint {self.saved_step} is lost: ranks begin at {step}")
         if step < self.told:
             self.lost_steps += self.told - step
-            if live:
+            if live and step != self._read_step:
                 raise Violation(f"step {self.told - 1} was told, survivors go on from {step}")
         if live and step > self.told + 1:
             raise Violation(f"steps from {self.told} to {step} were told by nobody")
         self.told = step  # survivors tell of the last one, where nobody had
+
+    def read_saved(self, step: int) -> None:
+        """A rank has read a checkpoint; one that is lost before it trains leaves that to others,
+        which hold it then."""
+        self._read_step = step
 
     def row(self, attempt: int, step: int, history: History, now_s: float) -> None:
         """A step is told of."""

@@ -515,7 +515,7 @@ class SimEpisode:
         attempt.say("program", self.rank, program)
         if len(set(attempt.hear(self, "program", self._all))) > 1:
             raise RunFailed("ranks have different programs", place="run.json", fix="again")
-        step = self._begun(attempt)
+        step = first = self._begun(attempt)
         run.auditor.begins(
             attempt.number, self.rank, self.launch.world_size, step, (self._own, self._mirror),
             world.now_s(),
@@ -529,6 +529,8 @@ class SimEpisode:
             if self._step(attempt, step):
                 return False
             step += 1
+        if not (step - first):  # of survivors
+            self._save(attempt, STEPS)
         attempt.say("end", self.rank)
         attempt.hear(self, "end", self._all)
         return True
@@ -663,6 +665,7 @@ class SimEpisode:
             run.auditor.source(step, attempt.members, live=live is not None)
         if live is None:
             self._own = self._mirror = run.checkpoints.get(step, ())
+            run.auditor.read_saved(step)
         else:
             histories = self._read(live, all_kept)
             self._own, self._mirror = histories

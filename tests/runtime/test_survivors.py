@@ -197,3 +197,20 @@ def test_a_rank_lost_while_a_checkpoint_is_saved_leaves_it_whole_or_absent(tmp_p
         start(folder, restarts=4)
     assert saved_steps(folder)[-1] == STEPS
     assert_as_undisturbed(folder, tmp_path, setting)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_lost_while_the_last_checkpoint_is_saved_does_not_leave_the_run_without_it(
+    rank: int, tmp_path: Path
+) -> None:
+    setting = replace(MIRRORED, steps=6, every=4)
+    folder = made(tmp_path / "disturbed", setting)
+
+    def work() -> None:
+        wait_until(lambda: saved_steps(folder) == [4])
+        wait_until(lambda: any(folder.checkpoints.glob("*6*")))
+        kill(folder, rank)
+
+    with meanwhile(work):
+        start(folder, restarts=4)
+    assert saved_steps(folder)[-1] == 6

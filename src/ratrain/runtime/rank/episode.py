@@ -228,6 +228,8 @@ class Episode:
                 note(context, [f"restarts: {loss_words(context.program.setup)}"])
             process.orders.say(TRAINS)
         run.run()
+        if live and live.step >= context.spec.end_step:
+            run.save_held()
         saver.arrived()
         tell_end(context, run, check)
         network.barrier()  # no rank leaves while another still communicates

@@ -254,6 +254,12 @@ class RankRun:
         """Save ops go to these."""
         self.ops.savers = savers
 
+    def save_held(self) -> None:
+        """Saves what survivors hold of a run whose last step was done when a rank was lost: no step
+        is left that would."""
+        for unit in self.states.units:
+            self.ops.save_unit(unit, self._spec.end_step - 1)
+
     def is_last(self, step: int) -> bool:
         """Whether a step is the run's last; waits until that is agreed."""
         assert self.control is not None

@@ -326,8 +326,11 @@ class StateOps:
             unit.frozen_share.gather(self._network, frozen, unit.by.gathers)
 
     def save(self, op: LocalOp, step: int) -> None:
+        self.save_unit(self.unit(op), step)
+
+    def save_unit(self, unit: UnitState, step: int) -> None:
         for saver in self.savers:
-            saver.save(self.unit(op), step)
+            saver.save(unit, step)
 
     def unit(self, op: LocalOp) -> UnitState:
         """The unit that an op is about."""
