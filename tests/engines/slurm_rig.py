@@ -177,7 +177,13 @@ class Slurm(Hosts):
 
     def lose(self, host: str) -> None:
         """A node is gone with all that runs there."""
-        self._daemons.pop(host).kill()
+        daemon = self._daemons.pop(host)
+        daemon.kill()
+        daemon.wait()
+
+    def bring_back(self, host: str) -> None:
+        """A node that was lost has booted."""
+        self._daemon(host, self.on(host, "slurmd", "-D", "-N", host))
 
     def clear(self) -> None:
         """Ends all jobs, and waits for their nodes."""

@@ -31,7 +31,7 @@ from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order
 from ratrain.runtime.rank.rank_run import Episodes
 from ratrain.runtime.run.host_ranks import Following, HostEpisode, worst_status
 from ratrain.runtime.run.processes import RankProcesses, base_environment
-from ratrain.runtime.run.remote import HostCommand
+from ratrain.runtime.run.remote import ANSWER_S, HostCommand
 from ratrain.runtime.run.survive import Surviving
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.mirror import buddies
@@ -187,6 +187,8 @@ class SimRun:
 
 class SimLine:
     """The launcher's end of a line to a host's command, and the command."""
+
+    answer_s = ANSWER_S
 
     def __init__(self, run: SimRun, command: HostCommand, hear: Callable[[str], None]) -> None:
         self._run, self._hear = run, hear

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +27,18 @@ class RunHost:
 
 
 def hosts_of(job: JobSpec, spec: RunSpec) -> list[RunHost]:
-    """All hosts of the cluster, in its order; of one that has as many as a job asks for, those of
-    the job."""
+    """All hosts of the job's cluster, with the ranks that the run has there."""
+    return cluster_hosts(job, spec.device_numbers)
+
+
+def cluster_hosts(job: JobSpec, device_numbers: Sequence[int] = ()) -> list[RunHost]:
+    """All hosts of a cluster, in its order; of one that has as many as a job asks for, those of
+    the job. `device_numbers`: of each rank its device."""
     cluster = job.cluster.spec
     devices = cluster.devices(cluster.size) if cluster.size else job.cluster.members()
     first = {device.host: device for device in reversed(devices)}
     ranks: dict[int, list[int]] = {host: [] for host in sorted(first)}
-    for rank, number in enumerate(spec.device_numbers):
+    for rank, number in enumerate(device_numbers):
         ranks[devices[number].host].append(rank)
     names = numbered([first[host].host_kind.name for host in ranks])
     return [

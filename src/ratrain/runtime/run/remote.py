@@ -3,7 +3,7 @@
 What a host prints appears here behind its name. A request to stop goes to every host on the
 standard input of its command, since ssh passes no signals; where the connection breaks, the ranks
 beyond it save and stop. A host says twice a second that it is alive. One that is silent is asked
-over a connection of its own: where that is silent too, it is lost `SILENT_S` after its last word,
+over a connection of its own: where that is silent too, it is lost two seconds after its last word,
 since its power, cable or kernel may have failed, which other ranks' connections show much later. A
 host that answers has much to do, and is given time.
 """
@@ -35,8 +35,9 @@ themselves."""
 _GRACE_S = 10.0
 _JOIN_S = 60.0
 """How long hosts that are taken in may take until their ranks look for the others."""
-ASK_S, SILENT_S, BUSY_S = 1.0, 2.0, 20.0
-"""A host that is silent for so long is asked; is lost, if it has not answered; is lost anyway."""
+ASK_S, ANSWER_S, BUSY_S = 1.0, 1.0, 20.0
+"""A host that is silent for so long is asked; is lost, if it has not answered in such a time; a
+host is lost anyway that has been silent for so long."""
 LOST = 255
 """The status of a host that is lost, as ssh has it."""
 
@@ -45,7 +46,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class HostCommand:
-    """What to run on a host. `target`: what `rsh` calls it; `episode`: what the command begins
+    """What to run on a host. `target`: its address; `episode`: what the command begins
     with, which a host whose command runs already is told instead."""
 
     host: str
@@ -205,6 +206,11 @@ class Line(Protocol):
         """Nothing happens where it has ended."""
         ...
 
+    @property
+    def answer_s(self) -> float:
+        """How long a host that is alive may take to answer."""
+        ...
+
     def ask(self) -> Callable[[], bool]:
         """Asks the host over another connection; what is returned says whether it has answered."""
         ...
@@ -279,7 +285,7 @@ class _Host:
         elif self._answered is None:
             self._answered, self._asked_s = self._line.ask(), now_s
         elif silent_s > BUSY_S or (
-            now_s - self._asked_s > SILENT_S - ASK_S and not self._answered()
+            now_s - self._asked_s > self._line.answer_s and not self._answered()
         ):
             self.lost = True
             self._tell(f"{self.host}: silent for {silent_s:.0f} s, taken for lost")
@@ -323,12 +329,17 @@ class _Host:
 
 
 class Shell:
-    """A command over ssh, or another command that runs words there."""
+    """A command over ssh, or another command: `there` runs the command line behind it on the
+    host."""
 
     def __init__(
-        self, command: HostCommand, hear: Callable[[str], None], rsh: Sequence[str]
+        self,
+        command: HostCommand,
+        hear: Callable[[str], None],
+        there: Sequence[str],
+        answer_s: float = ANSWER_S,
     ) -> None:
-        self._there = [*rsh, command.target]
+        self._there, self.answer_s = there, answer_s
         words = [*self._there, shlex.join(command.words)]
         try:
             self._child = subprocess.Popen(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import SAVED_NOT_FINISHED, CheckpointError, PeerDown, RatrainError, RunFailed
 from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
+from ratrain.runtime.run.hosts import cluster_hosts
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.ready import Launcher
 from ratrain.runtime.run.remote import LOST, Connect, Everywhere, HostCommand, Hosts
@@ -227,24 +228,24 @@ class FolderPlanning:
             try:
                 launcher.resumed(request, self.folder.path)
             except RatrainError as error:
-                if asked.layout is None:
+                if not lost:
                     raise
+                planned = ", or remove [layout] from the job, so that it is planned for those"
                 raise RunFailed(
                     f"the hosts that are left cannot take the run over: {error.what}",
                     place=error.place,
-                    fix="bring the others back and launch again, or remove [layout] from the job, "
-                    "so that it is planned for the hosts that there are",
+                    fix=f"bring the others back and launch again{planned if asked.layout else ''}",
                 ) from error
 
 
-def asked_over(rsh: Sequence[str], targets: Mapping[str, str]) -> Ask:
-    """Asks over `rsh`, which calls hosts `targets`, all at once."""
+def asked_over(reached: Callable[[str], Sequence[str]]) -> Ask:
+    """Asks all at once. `reached`: of a host's name what runs a command line there."""
 
     def ask(names: Collection[str], patience_s: float) -> set[str]:
         answer: set[str] = set()
 
         def ask_one(name: str) -> None:
-            words = [*rsh, targets[name], "true"]
+            words = [*reached(name), "true"]
             with suppress(OSError, subprocess.TimeoutExpired):
                 done = subprocess.run(
                     words, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s
@@ -276,7 +277,14 @@ def _require_reached(ended: Everywhere) -> None:
 
 def hosts_asked_for(spec: RunSpec) -> list[str]:
     """The hosts of a run's cluster, with those that its program does without."""
-    return _as_asked(spec).cluster.spec.host_names()
+    return [name for name, _ in all_hosts_of(spec)]
+
+
+def all_hosts_of(spec: RunSpec) -> list[tuple[str, str]]:
+    """Hosts of a run's cluster, those that its program does without among them, with the kinds of
+    their devices."""
+    asked = _as_asked(spec)
+    return [(host.name, host.device) for host in cluster_hosts(asked)]
 
 
 def _as_asked(spec: RunSpec) -> JobSpec:
