@@ -3,7 +3,9 @@ reached by a step of its own: the loss of a node ends no step of another."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ratrain.engines.host_lists import hosts
@@ -12,6 +14,7 @@ from ratrain.errors import SpecError
 
 ANSWER_S = 8.0
 """How long a node may take to answer: a step is begun for it, by a controller that may be busy."""
+_ASK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -77,3 +80,15 @@ def node_of_hosts(
             left.remove(node)
             found[host] = node
     return found
+
+
+def queue_again(environ: Mapping[str, str]) -> None:
+    """From a node that is left, where the one with the batch script was lost: with `--no-kill` the
+    job would keep its nodes, and nothing would run there."""
+    job = environ.get("SLURM_JOB_ID", "")
+    with suppress(OSError, subprocess.TimeoutExpired):
+        told = subprocess.run(
+            ["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, timeout=_ASK_S
+        )
+        if told.stdout.strip() == b"RUNNING":
+            subprocess.run(["scontrol", "requeue", job], capture_output=True, timeout=_ASK_S)

@@ -107,9 +107,10 @@ def command(
     """
     from ratrain.cli.runs.train import prepare_data
     from ratrain.engines.slurm_nodes import ANSWER_S as SLURM_ANSWER_S
+    from ratrain.engines.slurm_nodes import queue_again
     from ratrain.plan import load_job
     from ratrain.runtime.kept_metrics import set_damage_aside
-    from ratrain.runtime.ownership import Claim, claim_run, handed_on
+    from ratrain.runtime.ownership import Claim, claim_run, handed_on, inherited
     from ratrain.runtime.run.host_ranks import HostEpisode, run_host_ranks
     from ratrain.runtime.run.hosts import host_called, hosts_of
     from ratrain.runtime.run.ready import Launcher
@@ -127,7 +128,7 @@ def command(
     hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
     names = dict.fromkeys((*hosts_asked_for(spec), *(each.name for each in hosts)))
     nodes: dict[str, Node] = {}
-    if slurm:
+    if slurm and host is None:
         nodes, port = _slurm(spec, hosts)
         addresses += tuple(f"{name}={node.name}" for name, node in nodes.items())
     networks = _addresses(addresses, list(names))
@@ -137,12 +138,15 @@ def command(
         first = next(each.name for each in hosts if 0 in each.ranks)
         episode = HostEpisode(tuple(ranks), spec.seats.world_size, address_of[first], port)
         with handed_on(claim) if claim else nullcontext():
+            owned = inherited(folder.path) if slurm and claim else None
             return run_host_ranks(
                 folder,
                 episode,
                 networks.get(host, ()),
                 follow_input=follow_input,
                 goes_on=claim is not None,
+                alive=owned.beats if owned else None,  # a step's input stays open
+                left_alone=lambda: queue_again(os.environ),
             )
 
     def commands(*more: str) -> list[HostCommand]:
@@ -202,7 +206,7 @@ def command(
         )
         surviving = Surviving(
             planning,
-            lambda: commands("--follow-input", *handed),
+            lambda: commands("--follow-input", *handed, *(["--slurm"] if slurm else [])),
             list(address_of),
             lambda host_command, hear: Shell(
                 host_command, hear, reached(host_command.host), answer_s
