@@ -98,7 +98,7 @@ def test_a_run_has_its_kinds_is_stopped_resumes_and_outlives_a_killed_rank(
 
 
 @pytest.fixture
-def spare(address: str, tmp_path: Path) -> Generator[str]:
+def spare(address: str) -> Generator[str]:
     """The node's id of a third node, `spare`, which ends with the test."""
     words = ["start", "--address", address, "--num-cpus", "2", "--labels", "kind=spare"]
     node = subprocess.Popen(

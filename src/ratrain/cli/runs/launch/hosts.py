@@ -17,7 +17,7 @@ from ratrain.cli.terminal.json_output import print_json
 from ratrain.cli.terminal.options import PATH
 
 if TYPE_CHECKING:
-    from ratrain.engines.slurm_nodes import Node
+    from ratrain.engines.slurm_steps import Node
     from ratrain.runtime.run.hosts import RunHost
     from ratrain.runtime.run_folder import RunSpec
 
@@ -106,8 +106,8 @@ def command(
       ratrain launch hosts /shared/run --host oak --at birch=10.0.0.1
     """
     from ratrain.cli.runs.train import prepare_data
-    from ratrain.engines.slurm_nodes import ANSWER_S as SLURM_ANSWER_S
-    from ratrain.engines.slurm_nodes import queue_again
+    from ratrain.engines.slurm_steps import ANSWER_S as SLURM_ANSWER_S
+    from ratrain.engines.slurm_steps import queue_again
     from ratrain.plan import load_job
     from ratrain.runtime.kept_metrics import set_damage_aside
     from ratrain.runtime.ownership import Claim, claim_run, handed_on, inherited
@@ -221,7 +221,7 @@ def command(
 def _slurm(spec: RunSpec, hosts: Sequence[RunHost]) -> tuple[dict[str, Node], int]:
     """The nodes of hosts, those first that have ranks; where rank 0 is met. From now on Slurm's
     signals are for ranks, which get them from it."""
-    from ratrain.engines.slurm_nodes import allocation_of, node_of_hosts
+    from ratrain.engines.slurm_steps import allocation_of, node_of_hosts
     from ratrain.runtime.run.survive import all_hosts_of
 
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
