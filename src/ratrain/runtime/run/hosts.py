@@ -12,8 +12,12 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.overrides import with_overrides
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
+from ratrain.plan import load_job
 from ratrain.readers.toml import read_toml
 from ratrain.runtime.run_folder import RunFolder, RunSpec
+
+WITHOUT = "cluster.without"
+"""The key of a job that says which hosts its run does without."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,18 @@ def cluster_hosts(job: JobSpec, device_numbers: Sequence[int] = ()) -> list[RunH
         RunHost(name, first[host].kind.name, tuple(ranks[host]))
         for name, host in zip(names, ranks, strict=True)
     ]
+
+
+def all_hosts_of(spec: RunSpec) -> dict[str, str]:
+    """The hosts of a run's cluster, those that its program does without among them: of each the
+    kind of its devices."""
+    return {host.name: host.device for host in cluster_hosts(as_asked(spec))}
+
+
+def as_asked(spec: RunSpec) -> JobSpec:
+    """The run's job, for all hosts: with those that it does without now."""
+    kept = [each for each in spec.overrides if each.partition("=")[0].strip() != WITHOUT]
+    return load_job(Path(spec.job_path), kept)
 
 
 def host_called(hosts: list[RunHost], name: str) -> RunHost:

@@ -21,14 +21,13 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import SAVED_NOT_FINISHED, CheckpointError, PeerDown, RatrainError, RunFailed
 from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
-from ratrain.runtime.run.hosts import cluster_hosts
+from ratrain.runtime.run.hosts import WITHOUT, as_asked
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.ready import Launcher
 from ratrain.runtime.run.remote import LOST, Connect, Everywhere, HostCommand, Hosts
 from ratrain.runtime.run.world import HERE, World
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
-_WITHOUT = "cluster.without"
 ANSWER_S, LOOK_S = 10.0, 2.0
 """A host that takes longer to answer is taken for lost: when nothing runs; while others do."""
 _TRIES = 10
@@ -196,15 +195,15 @@ class FolderPlanning:
     @property
     def left_out(self) -> set[str]:
         spec = self.folder.read_spec()
-        return _left_out(_as_asked(spec), spec)
+        return _left_out(as_asked(spec), spec)
 
     @property
     def is_fixed(self) -> bool:
-        return _as_asked(self.folder.read_spec()).layout is not None
+        return as_asked(self.folder.read_spec()).layout is not None
 
     def plan(self, lost: tuple[str, ...]) -> None:
         spec = self.folder.read_spec()
-        asked = _as_asked(spec)
+        asked = as_asked(spec)
         if set(lost) == _left_out(asked, spec):
             return
         if asked.checkpoint.disks == "per-host":
@@ -220,7 +219,7 @@ class FolderPlanning:
             Path(spec.job_path),
             threads=spec.threads,
             calibrate=spec.calibrate,
-            overrides=(f"{_WITHOUT}=[{listed}]",),
+            overrides=(f"{WITHOUT}=[{listed}]",),
             replans=True,
         )
         launcher = self.launcher()
@@ -273,24 +272,6 @@ def _require_reached(ended: Everywhere) -> None:
             fix="give addresses with --at NAME=ADDRESS, or another command than ssh with --rsh; "
             "with --restarts a run goes on without hosts that are lost",
         )
-
-
-def hosts_asked_for(spec: RunSpec) -> list[str]:
-    """The hosts of a run's cluster, with those that its program does without."""
-    return [name for name, _ in all_hosts_of(spec)]
-
-
-def all_hosts_of(spec: RunSpec) -> list[tuple[str, str]]:
-    """Hosts of a run's cluster, those that its program does without among them, with the kinds of
-    their devices."""
-    asked = _as_asked(spec)
-    return [(host.name, host.device) for host in cluster_hosts(asked)]
-
-
-def _as_asked(spec: RunSpec) -> JobSpec:
-    """The run's job, for all hosts: with those that it does without now."""
-    kept = [each for each in spec.overrides if each.partition("=")[0].strip() != _WITHOUT]
-    return load_job(Path(spec.job_path), kept)
 
 
 def _left_out(asked: JobSpec, spec: RunSpec) -> set[str]:

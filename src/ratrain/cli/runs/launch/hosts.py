@@ -105,28 +105,18 @@ def command(
       ratrain launch hosts /shared/run --at birch=10.0.0.1 --rsh "ssh -l ada"
       ratrain launch hosts /shared/run --host oak --at birch=10.0.0.1
     """
-    from ratrain.cli.runs.train import prepare_data
     from ratrain.engines.slurm_steps import ANSWER_S as SLURM_ANSWER_S
     from ratrain.engines.slurm_steps import queue_again
     from ratrain.plan import load_job
-    from ratrain.runtime.kept_metrics import set_damage_aside
-    from ratrain.runtime.ownership import Claim, claim_run, handed_on, inherited
+    from ratrain.runtime.ownership import handed_on, inherited
     from ratrain.runtime.run.host_ranks import HostEpisode, run_host_ranks
-    from ratrain.runtime.run.hosts import host_called, hosts_of
-    from ratrain.runtime.run.ready import Launcher
-    from ratrain.runtime.run.remote import ANSWER_S, HostCommand, Shell
-    from ratrain.runtime.run.survive import (
-        FolderPlanning,
-        Surviving,
-        asked_over,
-        hosts_asked_for,
-    )
+    from ratrain.runtime.run.hosts import all_hosts_of, host_called, hosts_of
     from ratrain.runtime.run_folder import RunFolder
 
     folder = RunFolder(run.resolve())
     spec = folder.read_spec()
     hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
-    names = dict.fromkeys((*hosts_asked_for(spec), *(each.name for each in hosts)))
+    names = dict.fromkeys((*all_hosts_of(spec), *(each.name for each in hosts)))
     nodes: dict[str, Node] = {}
     if slurm and host is None:
         nodes, port = _slurm(spec, hosts)
@@ -148,6 +138,14 @@ def command(
                 alive=owned.beats if owned else None,  # a step's input stays open
                 left_alone=lambda: queue_again(os.environ),
             )
+
+    # Not for one host's ranks, which should begin soon.
+    from ratrain.cli.runs.train import prepare_data
+    from ratrain.runtime.kept_metrics import set_damage_aside
+    from ratrain.runtime.ownership import Claim, claim_run
+    from ratrain.runtime.run.ready import Launcher
+    from ratrain.runtime.run.remote import ANSWER_S, HostCommand, Shell
+    from ratrain.runtime.run.survive import FolderPlanning, Surviving, asked_over
 
     def commands(*more: str) -> list[HostCommand]:
         spec = folder.read_spec()
@@ -222,12 +220,12 @@ def _slurm(spec: RunSpec, hosts: Sequence[RunHost]) -> tuple[dict[str, Node], in
     """The nodes of hosts, those first that have ranks; where rank 0 is met. From now on Slurm's
     signals are for ranks, which get them from it."""
     from ratrain.engines.slurm_steps import allocation_of, node_of_hosts
-    from ratrain.runtime.run.survive import all_hosts_of
+    from ratrain.runtime.run.hosts import all_hosts_of
 
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     allocation = allocation_of(os.environ)
-    kinds = dict(all_hosts_of(spec))
+    kinds = all_hosts_of(spec)
     ranked = [host.name for host in hosts if host.ranks]
     wanted = dict.fromkeys((*ranked, *kinds))
     wanted = [(name, kinds[name]) for name in wanted]
