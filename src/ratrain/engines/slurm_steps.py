@@ -29,7 +29,8 @@ class Node:
         group = [f"--het-group={self.group}"] if self.group else []
         return [
             *("srun", "--overlap", *group, "--nodes=1", "--ntasks=1", "--ntasks-per-node=1"),
-            *(f"--cpus-per-task={cpus}", "--unbuffered", f"--nodelist={self.name}", "sh", "-c"),
+            *(f"--cpus-per-task={cpus}", "--unbuffered", f"--nodelist={self.name}"),
+            *("sh", "-c", 'eval "exec $1"', "sh"),  # a shell that stays would end by SIGTERM
         ]
 
 
