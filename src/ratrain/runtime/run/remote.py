@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, Protocol
 
 from ratrain.describe.strict import load
-from ratrain.errors import RunFailed, TransportError
+from ratrain.errors import SAVED_NOT_FINISHED, RunFailed, TransportError
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.rank.orders import BACK
 from ratrain.runtime.rank.stop import passed_on
@@ -246,7 +246,8 @@ class _Host:
 
     @property
     def failed(self) -> bool:
-        return self.lost or bool(self._line.status) or (self._is_news and self._state.failed)
+        ended_badly = self._line.status not in (None, 0, SAVED_NOT_FINISHED)
+        return self.lost or ended_badly or (self._is_news and self._state.failed)
 
     @property
     def back(self) -> bool:
