@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tomllib
 from pathlib import Path
 
@@ -24,6 +25,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `make test &`: ch
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["matrix_share"]
+
+# Containers tell Python to keep no bytecode: then every worker of every run would compile the tests
+# anew, 15 seconds of a processor each. What tests import later is left as the machine has it.
+KEEPS_NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish() -> None:
+    """All tests are imported: from here on bytecode is kept where the machine keeps it."""
+    sys.dont_write_bytecode = KEEPS_NO_BYTECODE
+
 
 # Where there is no GPU, Triton's interpreter computes the kernels for them. Triton reads this when
 # it is imported, which other libraries do too.

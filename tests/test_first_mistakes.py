@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from subprocess import run
 
@@ -64,3 +65,26 @@ def test_long_times_are_said_in_minutes_and_hours_too() -> None:
     assert format_long_time(119) == "119 s"
     assert format_long_time(1704) == "1704 s (28 min 24 s)"
     assert format_long_time(7325) == "7325 s (2 h 2 min)"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("gpt2", "gpt2-345m"), ("llama3", "llama-3.1-8b"), ("llma-2-7b", "llama-2-7b")],
+)
+def test_a_model_is_found_by_the_beginning_of_its_name_or_in_spite_of_a_slip(
+    typed: str, meant: str
+) -> None:
+    assert f'did you mean "{meant}"?' in failed("models", typed)
+
+
+def test_an_example_is_written_without_its_suffix_and_where_the_manual_looks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    message = failed("simulate", "examples/small.toml")
+    words = re.findall(r"`ratrain (.+)` writes it", message)[0].split()
+    assert run(ratrain_arguments(*words), check=False).returncode == 0
+    assert (tmp_path / "examples" / "small.toml").exists()
+    assert run(ratrain_arguments("init", "example", "picture"), check=False).returncode == 0
+    assert (tmp_path / "picture.toml").exists()
+    assert "create the folder nowhere" in failed("simulate", "nowhere/small.toml")

@@ -212,6 +212,7 @@ GOOD = b'{"text": "x"}\n'
         (GOOD + b"\n{bad\n", 3, "not valid JSON"),
         (GOOD + b'["text"]\n', 2, "not a JSON object"),
         (GOOD + b'{"texts": "x"}\n', 2, 'set text_key = "texts"'),
+        (b'{"source": "x", "content": "y"}\n', 1, 'set text_key = "content"'),
         (b"{}\n", 1, "its keys: nothing"),
         (GOOD + b'{"text": null}', 2, "'text' is null, not text"),
         (GOOD + b'{"text": 3}', 2, "'text' is int, not text"),

@@ -145,7 +145,7 @@ def test_any_mix_of_dtypes_is_proved_billed_and_simulated(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(quick, max_examples=400)
+@settings(quick, max_examples=120)
 @given(cases())
 def test_many_mixes_of_dtypes_are_proved_billed_and_simulated(case: Case) -> None:
     check(case)

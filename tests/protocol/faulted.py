@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from sim_run import PATIENCE_S, STEPS, Bugs, Host, SimRun
 from sim_world import SimWorld
@@ -111,7 +112,7 @@ def _strike(run: SimRun, host: Host, fault: str) -> None:
     elif fault == "busy":
         ranks = [process.actor for process in host.ranks]
         agents = [actor for actor in host.actors if actor not in ranks]
+        reason, host.busy_until_s = f"busy {world.now_s()}", world.now_s() + min(lasts_s, 10.0)
         for actor in agents:
-            actor.paused = True
-        for actor in agents:
-            world.after(min(lasts_s, 10.0), actor.resume)  # unless it hangs by then
+            actor.pause(reason)
+            world.after(min(lasts_s, 10.0), partial(actor.resume, reason))

@@ -27,18 +27,21 @@ from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import Launch, launch_of
 from ratrain.runtime.failures import status_of
 from ratrain.runtime.rank.live import NOTHING, Kept, KeptUnit, LiveStates, live_states
-from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order
+from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Meeting, Order
 from ratrain.runtime.rank.rank_run import Episodes
+from ratrain.runtime.run import remote
 from ratrain.runtime.run.host_ranks import Following, HostEpisode, worst_status
 from ratrain.runtime.run.processes import RankProcesses, base_environment
-from ratrain.runtime.run.remote import ANSWER_S, HostCommand
+from ratrain.runtime.run.remote import HostCommand
 from ratrain.runtime.run.survive import Surviving
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.mirror import buddies
 
 STEPS, EVERY = 14, 4
-PATIENCE_S, JOINING_S = 120.0, 60.0
+PATIENCE_S, JOINING_S = 120.0, 120.0
 """How long a rank waits for a silent peer, once it trains and before."""
+REACH_S, FREE_S, ANSWER_S = 60.0, 20.0, 20.0
+"""For rank 0 to be there; for its port to be free; for others to answer, once all are there."""
 ELEMENTS = 12
 """Of the model's one unit, which up to four ranks divide."""
 
@@ -61,9 +64,11 @@ class Host:
     up: bool = True
     cut: bool = False
     hung: bool = False
+    busy_until_s: float = 0.0
     actors: list[Actor] = field(default_factory=list[Actor])
     ranks: list[SimProcess] = field(default_factory=list["SimProcess"])
     held: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    listening: dict[int, SimEpisode] = field(default_factory=dict[int, "SimEpisode"])
 
     @property
     def answers(self) -> bool:
@@ -84,15 +89,25 @@ class SimRun:
     def __init__(self, world: SimWorld, names: Collection[str], bugs: Bugs) -> None:
         self.world, self.bugs = world, bugs
         self.hosts = {name: Host(name) for name in names}
-        self.auditor = Auditor(world.say, STEPS)
+        self.auditor = Auditor(world.say, STEPS, self._struck_now)
         self.program = Program(0, tuple(names))
-        self.meetings: dict[tuple[str, int], list[SimRank]] = {}
         self.checkpoints: dict[int, tuple[int, ...]] = {}
         self.status: int | None = None
         self.error: RatrainError | None = None
-        self.attempts = self.newest = self.pids = self.words = 0
+        self.attempts = self.newest = self.pids = self.words = self.starts = 0
         self.strikes: dict[int, Callable[[Host], None]] = {}
         """What happens to the host of a rank as it says so many words, of all that are said."""
+
+    def _struck_now(self) -> set[str]:
+        """The hosts to which something happens that lasts."""
+        now_s = self.world.now_s()
+        return {
+            host.name
+            for host in self.hosts.values()
+            if not host.answers
+            or now_s < host.busy_until_s
+            or any(process.is_stopped for process in host.ranks if process.lives)
+        }
 
     def launch(self, restarts: int) -> None:
         self.world.begin(lambda: self._launched(restarts), "launcher")
@@ -126,9 +141,10 @@ class SimRun:
         self.world.say(f"planned {self.program}")
 
     def commands(self) -> list[HostCommand]:
-        hosts = self.program.hosts
+        hosts, self.starts = self.program.hosts, self.starts + 1
+        meeting = Meeting(len(hosts), hosts[0], 29500, str(self.starts))
         return [
-            HostCommand(name, name, ("launch",), HostEpisode((rank,), len(hosts), hosts[0], 29500))
+            HostCommand(name, name, ("launch",), HostEpisode((rank,), meeting))
             for rank, name in enumerate(hosts)
         ]
 
@@ -165,7 +181,7 @@ class SimRun:
         if host.hung:
             host.hung = False
             for actor in (*host.actors, *(p.actor for p in host.ranks)):
-                actor.resume()
+                actor.resume("hang")
         held, host.held = host.held, []
         for work in held:
             self.world.after(self.world.delay_s(0.01), work)
@@ -173,9 +189,11 @@ class SimRun:
     def hang(self, host: Host) -> None:
         host.hung = True
         for actor in (*host.actors, *(p.actor for p in host.ranks)):
-            actor.paused = True
+            actor.pause("hang")
 
-    def between(self, host: Host, work: Callable[[], None], delay_s: float, *, quiet: bool) -> None:
+    def between(
+        self, host: Host, work: Callable[[], None], delay_s: float, *, quiet: bool = False
+    ) -> None:
         """What goes between a host and the launcher, as over TCP."""
 
         def arrive() -> None:
@@ -188,7 +206,7 @@ class SimRun:
 class SimLine:
     """The launcher's end of a line to a host's command, and the command."""
 
-    answer_s = ANSWER_S
+    answer_s = remote.ANSWER_S
 
     def __init__(self, run: SimRun, command: HostCommand, hear: Callable[[str], None]) -> None:
         self._run, self._hear = run, hear
@@ -200,7 +218,7 @@ class SimLine:
         if not self._host.answers:
             run.world.after(5.0, lambda: self._ended(255))
             return
-        run.world.after(0.1 + run.world.delay_s(0.2), lambda: self._begin(command))
+        run.between(self._host, lambda: self._begin(command), 0.1 + run.world.delay_s(0.2))
 
     def send(self, word: str) -> None:
         if self.status is None:
@@ -233,7 +251,7 @@ class SimLine:
             self.status = status
 
     def _begin(self, command: HostCommand) -> None:
-        if self._host.answers and self.status is None:
+        if self.status is None:
             actor = self._run.world.begin(lambda: self._agent(command.episode), self._host.name)
             actor.group = self._host.actors
             actor.group.append(actor)
@@ -271,7 +289,7 @@ class SimLine:
         ) -> SimProcess:
             return SimProcess(run, self._host, variables, hear)
 
-        environment = base_environment(episode.world_size, episode.address, episode.port)
+        environment = base_environment(episode.meeting)
         environment["LOCAL_WORLD_SIZE"] = str(len(episode.ranks))
         processes = RankProcesses(
             RunFolder(Path("/nowhere")), episode.ranks, environment, None,
@@ -301,8 +319,7 @@ class SimProcess:
         run.pids += 1
         self.pid, self.host, self._run, self._hear = run.pids, host, run, hear
         self._status: int | None = None
-        self.is_stopped = False
-        self._held: list[Order | str] = []
+        self.is_stopped, self._orders = False, 0
         self.rank = SimRank(run, self)
         launch = launch_of(variables)
         self.actor = run.world.begin(lambda: self._main(launch), f"{host.name} pid {self.pid}")
@@ -327,6 +344,10 @@ class SimProcess:
                 self.actor.kill()
             self._run.world.after(0.0, lambda: None)
 
+    @property
+    def lives(self) -> bool:
+        return self._status is None
+
     def poll(self) -> int | None:
         return self._status
 
@@ -344,13 +365,13 @@ class SimProcess:
 
     def stop(self) -> None:
         """SIGSTOP."""
-        self.is_stopped = self.actor.paused = True
+        self.is_stopped = True
+        self.actor.pause("stop")
 
     def goes_on(self) -> None:
         """SIGCONT."""
         self.is_stopped = False
-        if self._status is None:
-            self.actor.resume()
+        self.actor.resume("stop")
 
     def order(self, order: Order | str) -> None:
         self._run.world.after(0.001, lambda: self._ordered(order))
@@ -358,9 +379,10 @@ class SimProcess:
     def _ordered(self, order: Order | str) -> None:
         if self._status is None and not self.is_stopped:
             if order == BACK:
-                self.rank.called()
+                self.rank.called(self._orders)
             else:
                 assert isinstance(order, Order)
+                self._orders += 1
                 self.rank.ordered.append(order)
 
     def hang_up(self) -> None:
@@ -378,8 +400,7 @@ class SimRank:
         self.alive, self.stops = True, False
         self.kept: Kept = NOTHING
         self.ordered: list[Order] = []
-        self.called: Callable[[], None] = lambda: None
-        self.launch: Launch | None = None
+        self.called: Callable[[int], None] = lambda _number: None
         self.program = run.program
 
     @property
@@ -404,8 +425,12 @@ class SimRank:
         return SimEpisode(self, number, launch)
 
     @property
+    def host(self) -> Host:
+        return self.process.host
+
+    @property
     def reachable(self) -> bool:
-        return self.alive and self.process.host.answers
+        return self.alive and self.host.answers and not self.process.is_stopped
 
 
 class Attempt:
@@ -469,11 +494,15 @@ class SimEpisode:
     """One episode of a rank."""
 
     def __init__(self, process: SimRank, number: int, launch: Launch) -> None:
-        self._process, self._run, self.number, self.launch = process, process.run, number, launch
-        self.rank = launch.rank
+        self.process, self._run, self.number, self.launch = process, process.run, number, launch
+        self.rank, self.joined, self.met = (
+            launch.rank,
+            dict[int, SimEpisode](),
+            cast("Attempt | None", None),
+        )
         self._called: BaseException | None = None
         self._attempt: Attempt | None = None
-        self._trains = False
+        self._built = False
         self._parts: list[tuple[str, int, int, bool]] = []  # name, range, whether another's
         self._own: History = ()
         self._mirror: History = ()
@@ -482,7 +511,7 @@ class SimEpisode:
     # ---- as rank_run.Episodes has it -----------------------------------------------------
 
     def run(self) -> bool:
-        process, run, world = self._process, self._run, self._run.world
+        process, run, world = self.process, self._run, self._run.world
         program = run.program
         process.say(MEETS)
         attempt = self._attempt = self._met()
@@ -491,9 +520,9 @@ class SimEpisode:
             raise RunFailed("ranks have different programs", place="run.json", fix="again")
         step = self._begun(attempt)
         run.auditor.begins(
-            attempt.number, self.rank, self.launch.world_size, step, (self._own, self._mirror)
-        )
-        self._trains = True
+            attempt.number, self.rank, self.launch.world_size, step, (self._own, self._mirror),
+            world.now_s(),
+        )  # fmt: skip
         process.say(TRAINS)
         while step < STEPS:
             computed_s = world.now_s() + 0.15 + world.delay_s(0.3)
@@ -513,10 +542,11 @@ class SimEpisode:
     def called_back(self) -> bool:
         if self._attempt is not None:
             self._attempt.shut.add(self.rank)
-        if not self._trains:
-            return False
+        if self._attempt is not None:
+            self._run.auditor.left(self._attempt.number)
         self._run.world.sleep(self._run.world.delay_s(0.02))
-        self._process.kept = self._kept()
+        if self._built:
+            self.process.kept = self._kept().beside_those(self.process.kept)
         return True
 
     def close(self) -> None:
@@ -530,79 +560,124 @@ class SimEpisode:
         return range(self.launch.world_size)
 
     def require_not_called(self) -> None:
-        if self._called is not None and self._attempt is not None and self._trains:
+        if self._called is not None:
             raise self._called
 
     def _met(self) -> Attempt:
-        """As `joining.rendezvous`: rank 0 waits for as many as it was told."""
-        run, world, size = self._run, self._run.world, self.launch.world_size
-        key = self.launch.address, self.launch.port
-        waiting = run.meetings.setdefault(key, [])
-        self._process.launch = self.launch
-        waiting.append(self._process)
-        end_s = world.now_s() + JOINING_S
+        """As `joining.rendezvous`."""
+        if self.rank:
+            return self._met_at_rank_0()
+        host, port = self.process.host, self.launch.port
+        end_s = self._run.world.now_s() + FREE_S
+        while port in host.listening and host.listening[port].process.alive:
+            self.require_not_called()
+            self._run.world.sleep(0.11)
+            if self._run.world.now_s() > end_s:
+                raise RunFailed(f"cannot listen at port {port}", place="rank 0", fix="again")
+        host.listening[port] = self
         try:
-            while self._attempt is None:
-                waiting[:] = [other for other in waiting if other.alive]
-                by_rank = {
-                    other.launch.rank: other
-                    for other in waiting
-                    if other.launch is not None
-                    and other.launch.world_size == size
-                    and other.reachable
-                }
-                if self.rank == 0 and len(by_rank) == size:
-                    members = [by_rank[rank] for rank in range(size)]
-                    attempt = Attempt(run, members)
-                    for member in members:
-                        waiting.remove(member)
-                        member.joined = attempt  # pyright: ignore[reportAttributeAccessIssue]
-                joined = self._process.__dict__.pop("joined", None)
-                if joined is not None:
-                    return joined
-                if world.now_s() > end_s:
-                    raise RunFailed("waited for ranks", place=f"rank {self.rank}", fix="again")
-                world.sleep(0.1)
+            return self._met_here()
         finally:
-            if self._process in waiting:
-                waiting.remove(self._process)
-        raise AssertionError
+            if host.listening.get(port) is self:
+                del host.listening[port]
+
+    def _met_here(self) -> Attempt:
+        """Waits for the others, as rank 0."""
+        world, end_s = self._run.world, self._run.world.now_s() + JOINING_S
+        while True:
+            self.require_not_called()
+            for rank, other in list(self.joined.items()):
+                if not other.process.alive and other.process.host.up:  # its connection is shut
+                    del self.joined[rank]
+            if len(self.joined) == self.launch.world_size - 1 and self._all_answer():
+                members = [self, *(self.joined[rank] for rank in self._all[1:])]
+                attempt = Attempt(self._run, [member.process for member in members])
+                for member in members:
+                    member.met = attempt
+                return attempt
+            if world.now_s() > end_s:
+                raise RunFailed("waited for ranks", place="rank 0", fix="again")
+            world.sleep(0.1)
+
+    def _all_answer(self) -> bool:
+        """Others are forgotten, when they have had their time."""
+        world = self._run.world
+        world.sleep(world.delay_s(0.003))
+        silent_s = world.now_s()
+        while True:
+            self.require_not_called()
+            silent = [rank for rank, other in self.joined.items() if not other.process.reachable]
+            if not silent:
+                return len(self.joined) == self.launch.world_size - 1
+            if world.now_s() - silent_s > ANSWER_S:
+                for rank in silent:
+                    del self.joined[rank]
+            world.sleep(0.1)
+
+    def _met_at_rank_0(self) -> Attempt:
+        """Calls rank 0 until it lets this rank in; then waits for the others."""
+        run, world = self._run, self._run.world
+        reach_s, end_s = world.now_s() + REACH_S, world.now_s() + JOINING_S + 1.0
+        accepted = False
+        while world.now_s() < (end_s if accepted else reach_s):
+            self.require_not_called()
+            host = run.hosts[self.launch.address]
+            first = host.listening.get(self.launch.port)
+            if first is not None and first.lets_in(self):
+                accepted = True
+                while self.met is None and host.listening.get(self.launch.port) is first:
+                    self.require_not_called()
+                    if world.now_s() > end_s or not first.process.alive:
+                        break
+                    world.sleep(0.1)
+            if self.met is not None:
+                return self.met
+            world.sleep(0.1)
+        raise RunFailed("waited for ranks", place=f"rank {self.rank}", fix="again")
+
+    def lets_in(self, other: SimEpisode) -> bool:
+        """Whether this rank 0 takes another one for one of its ranks."""
+        ours, its = self.launch, other.launch
+        taken = self.joined.get(other.rank)
+        alike = (ours.world_size, ours.start) == (its.world_size, its.start)
+        if not (alike and self.process.reachable and other.process.reachable) or taken:
+            return False
+        self.joined[other.rank] = other
+        return True
 
     def _begun(self, attempt: Attempt) -> int:
         """The step to begin with; this rank's parts and their histories."""
         run, size = self._run, self.launch.world_size
         model, setup, seats = case(size)
-        words = self._process.kept.words(None, survived=self.number > 0)
+        words = self.process.kept.words(None, survived=self.number > 0)
         attempt.say("holds", self.rank, words)
         told = [parse_json(w.encode(), "a rank")[0] for w in attempt.hear(self, "holds", self._all)]
         live: LiveStates | None = live_states(model, setup, seats, told)
-        kept, self._process.kept = self._process.kept, NOTHING
-        kept = kept.at(live.step) if live is not None else NOTHING
-        attempt.say("kept", self.rank, kept)
+        self.process.kept = self.process.kept.at(live.step) if live is not None else NOTHING
+        attempt.say("kept", self.rank, self.process.kept)
+        if "forgets early" in run.bugs:
+            self.process.kept = NOTHING
         all_kept: list[Kept] = attempt.hear(self, "kept", self._all)
         self._divide(size)
-        if live is None:
-            step = max(run.checkpoints, default=0)
-            if "old checkpoint" in run.bugs:
-                step = min(run.checkpoints, default=0)
-            self._own = self._mirror = run.checkpoints.get(step, ())
-        else:
-            step = live.step
-            histories = self._read(live, all_kept)
-            self._own, self._mirror = histories
+        step = live.step if live is not None else self._saved_step()
         if self.rank == 0:
             run.newest = max(attempt.number, run.newest)
             self._require_newest(attempt)
-            before = run.auditor.members
-            gone = {member.process.host.name for member in before if member not in attempt.members}
-            run.auditor.source(step, live=live is not None, gone=gone, ranks=len(before))
-            for host in run.hosts.values():
-                if not host.answers:  # of a fault that lasts
-                    run.auditor.struck(host.name, run.world.now_s())
-            run.auditor.members = list(attempt.members)
+            run.auditor.source(step, attempt.members, live=live is not None)
+        if live is None:
+            self._own = self._mirror = run.checkpoints.get(step, ())
+        else:
+            histories = self._read(live, all_kept)
+            self._own, self._mirror = histories
+        self._built = True
         attempt.say("read", self.rank)
         attempt.hear(self, "read", self._all)
+        self.process.kept = NOTHING
         return step
+
+    def _saved_step(self) -> int:
+        oldest = "old checkpoint" in self._run.bugs
+        return (min if oldest else max)(self._run.checkpoints, default=0)
 
     def _require_newest(self, attempt: Attempt) -> None:
         """As `attempt.Attempt`, which asks the folder."""
@@ -657,7 +732,7 @@ class SimEpisode:
                 attempt.hear(self, f"committed {step} {rank}", [0])
         world.sleep(world.delay_s(0.02) if "no commit" in run.bugs else 0.0005)
         self._update(step)
-        attempt.say(f"report {step}", rank, self._process.stops)
+        attempt.say(f"report {step}", rank, self.process.stops)
         if rank == 0:
             reports = attempt.hear(self, f"report {step}", self._all)
             self._require_newest(attempt)

@@ -33,12 +33,13 @@ def _closed() -> threading.Lock:
 
 class Actor:
     """A thread of the simulation. `dies`: at its next turn; `raises`: that is raised there;
-    `paused`: it has no turn until it is continued."""
+    `paused_by`: it has no turn until each of these reasons is over."""
 
     def __init__(self, world: SimWorld, work: Callable[[], None], name: str) -> None:
         self._world, self._work, self.name = world, work, name
         self.go, self.turn = _closed(), 0
-        self.dies = self.paused = self.over = False
+        self.dies = self.over = False
+        self.paused_by: set[str] = set()
         self.raises: type[BaseException] | None = None
         self.group: list[Actor] | None = None  # of its machine: what it begins belongs there too
         self.looks_from_s: float | None = None  # the next time, where it sleeps in such a loop
@@ -70,12 +71,18 @@ class Actor:
     def kill(self) -> None:
         """From now on it does nothing more."""
         if not self.over:
-            self.dies, self.paused = True, False
+            self.dies = True
+            self.paused_by.clear()
             self._world.wake(self, 0.0)
 
-    def resume(self) -> None:
-        self.paused = False
-        self._world.wake(self, 0.0)
+    def pause(self, reason: str) -> None:
+        if not self.dies:
+            self.paused_by.add(reason)
+
+    def resume(self, reason: str) -> None:
+        if reason in self.paused_by:
+            self.paused_by.remove(reason)
+            self._world.wake(self, 0.0)
 
 
 class SimWorld:
@@ -154,7 +161,7 @@ class SimWorld:
         """Ends all actors."""
         for actor in self._actors:
             if not actor.over:
-                actor.dies, actor.paused = True, False
+                actor.dies = True
                 self._current = actor
                 actor.go.release()
                 self.back.acquire()
@@ -172,7 +179,7 @@ class SimWorld:
         if work is not None:
             work()
         elif actor is not None:
-            if actor.paused:
+            if actor.paused_by:
                 return
             actor.looks_from_s, self._current = None, actor
             actor.go.release()

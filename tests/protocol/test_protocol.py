@@ -47,6 +47,7 @@ SIMULATED = (
     "names early",
     "old checkpoint",
     "old attempts write",
+    "forgets early",
 )
 """In what ranks do: see `sim_run`."""
 

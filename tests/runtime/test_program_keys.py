@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -98,19 +100,30 @@ def test_every_key_of_schedule_is_one_that_a_program_depends_on_or_binds_a_searc
     assert set(OTHER) == {f"{key.table}.{key.file_key}" for key in PROGRAM_KEYS}
 
 
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Path]:
+    """A folder with a job in which some keys have their other value, its run, and a plan for it."""
+
+    @cache
+    def made(keys: tuple[str, ...]) -> Path:
+        job = write_job(tmp_path_factory.mktemp("begun"), BEGUN)
+        write_text(job.parent / "text.txt")
+        text = job.read_text()
+        for name in keys:
+            text = with_key(text, name)
+        job.write_text(text)
+        write_run(prepare_run(RunRequest(job, threads=1)), RunFolder(job.parent / "run"))
+        best = planned(load_job(job)).best.plan
+        (job.parent / "plan.json").write_text(write_plan(file_of_plan(best)))
+        return job.parent
+
+    return made
+
+
 @pytest.fixture
-def begun(tmp_path: Path, key: ProgramKey) -> Path:
+def begun(templates: Callable[[tuple[str, ...]], Path], tmp_path: Path, key: ProgramKey) -> Path:
     """A folder with a job, its run, and a plan for it."""
-    job = write_job(tmp_path / "begun", BEGUN)
-    write_text(job.parent / "text.txt")
-    text = job.read_text()
-    for name in NEEDS.get(name_of(key), ()):
-        text = with_key(text, name)
-    job.write_text(text)
-    write_run(prepare_run(RunRequest(job, threads=1)), RunFolder(job.parent / "run"))
-    best = planned(load_job(job)).best.plan
-    (job.parent / "plan.json").write_text(write_plan(file_of_plan(best)))
-    return job.parent
+    return shutil.copytree(templates(NEEDS.get(name_of(key), ())), tmp_path / "begun")
 
 
 @pytest.fixture

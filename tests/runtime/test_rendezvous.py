@@ -35,6 +35,7 @@ class Place:
 
     listener: socket.socket
     world_size: int = 3
+    start: str = ""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -42,7 +43,7 @@ class Place:
 
     def launch(self, rank: int) -> Launch:
         handle = os.dup(self.listener.fileno()) if rank == 0 else None
-        return Launch(rank, self.world_size, *self.address, handle)
+        return Launch(rank, self.world_size, *self.address, handle, start=self.start)
 
     def join(
         self,
@@ -154,6 +155,61 @@ def test_an_attempt_that_was_cut_short_disturbs_none_after_it(place: Place) -> N
     for ranks in ([0, 1], [1, 2], [0]):
         assert all(isinstance(result, RunFailed) for result in place.join(ranks, 0.4).values())
     assert_met(place.join([0, 1, 2]))
+
+
+def test_a_rank_of_an_earlier_start_does_not_take_the_place_of_a_new_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As where a host was cut off, and its launcher's ranks meet at the same address again."""
+    place.start = "second"
+    left_over = replace(place.launch(1), start="first")
+    monkeypatch.setattr(rendezvous, "REACH_S", 1.0)
+
+    def late(rank: int) -> None:
+        time.sleep(0.6 * (rank == 1))
+
+    met: dict[int, Rendezvous | RatrainError] = {}
+    came = threading.Thread(target=lambda: met.update(place.join([0, 1, 2], before=late)))
+    came.start()
+    with pytest.raises(RunFailed):
+        join(left_over, SECRET, 5)
+    came.join()
+    assert_met(met)
+    assert "a connection from 127.0.0.1 was refused: rank 1 of another" in capfd.readouterr().out
+
+
+def test_new_ranks_do_not_come_to_a_rank_0_of_an_earlier_start(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "REACH_S", 0.6)
+    place.world_size = 2
+    new = replace(place.launch(1), start="second")
+    results: dict[int, Rendezvous | RatrainError] = {}
+    old = threading.Thread(target=lambda: results.update(place.join([0], 1.2)))
+    old.start()
+    with pytest.raises(RunFailed, match="the peer refused our hello"):
+        join(new, SECRET, 5)
+    old.join()
+    assert isinstance(results[0], RunFailed)
+
+
+def test_rank_0_of_a_launcher_waits_for_a_port_that_an_earlier_start_has() -> None:
+    before = socket.create_server(("127.0.0.1", 0))
+    address, port = before.getsockname()
+    launches = [Launch(rank, 2, address, port, ranks_here=2, start="second") for rank in (0, 1)]
+    met: dict[int, Rendezvous | RatrainError] = {}
+
+    def come(launch: Launch) -> None:
+        met[launch.rank] = join(launch, SECRET, 20)
+
+    threads = [threading.Thread(target=come, args=(launch,)) for launch in launches]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    before.close()
+    for thread in threads:
+        thread.join()
+    assert_met(met, 2)
 
 
 @pytest.mark.slow

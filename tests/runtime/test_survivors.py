@@ -156,6 +156,32 @@ def test_a_rank_lost_while_another_is_replaced_costs_nothing_but_time(tmp_path: 
     assert_as_undisturbed(folder, tmp_path, MIRRORED)
 
 
+@pytest.mark.parametrize("moment", ["it begins", "ranks have met"])
+def test_a_new_rank_lost_before_it_trains_costs_no_step(moment: str, tmp_path: Path) -> None:
+    setting = replace(MIRRORED, every=100)  # there is no checkpoint to go on from
+    folder = made(tmp_path / "disturbed", setting)
+    met = folder.path / "owner" / "met"
+
+    def work() -> None:
+        wait_until(lambda: steps_done(folder) >= 7)
+        before, attempt = ranks_of(folder), met.stat().st_ino
+        kill(folder, 1)
+        wait_until(lambda: ranks_of(folder).get(1, before[1]) != before[1])
+        if moment == "ranks have met":
+            wait_until(lambda: met.stat().st_ino != attempt)
+        again = ranks_of(folder)
+        kill(folder, 1)
+        wait_until(lambda: ranks_of(folder).get(1, again[1]) != again[1])
+        del before[1]
+        assert before.items() <= ranks_of(folder).items()
+
+    with meanwhile(work):
+        start(folder, restarts=2)
+    assert "from the latest checkpoint" not in notes(folder)
+    assert_as_undisturbed(folder, tmp_path, setting)
+    assert STEPS <= len(folder.metrics.read_text().splitlines()) <= STEPS + 1
+
+
 def test_a_rank_lost_while_a_checkpoint_is_saved_leaves_it_whole_or_absent(tmp_path: Path) -> None:
     setting = replace(MIRRORED, every=1)
     folder = made(tmp_path / "disturbed", setting)

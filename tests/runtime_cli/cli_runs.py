@@ -79,13 +79,16 @@ def ratrain_arguments(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
-def start(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, *arguments: str | Path, stdin: int | None = None, **variables: str
+) -> subprocess.Popen[str]:
     """Starts `ratrain` in a folder."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), **variables}
     return subprocess.Popen(
         ratrain_arguments(*arguments),
         cwd=folder,
         env=environment,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -94,7 +97,7 @@ def start(folder: Path, *arguments: str | Path, **variables: str) -> subprocess.
 
 def ratrain(folder: Path, *arguments: str | Path, **variables: str) -> Ran:
     """Runs `ratrain` in a folder to its end."""
-    process = start(folder, *arguments, **variables)
+    process = start(folder, *arguments, stdin=None, **variables)
     out, err = process.communicate(timeout=110)
     return Ran(process.returncode, out, err)
 

@@ -67,7 +67,7 @@ def test_a_run_resumes_beside_damaged_or_lost_metrics_and_says_which_steps_are_l
     metrics.unlink()
     again = ratrain(tmp_path, *job, "--resume", "--steps", "12")
     assert again.status == 0, again.err
-    assert "metrics.jsonl is missing: the losses and times of steps 1 to 8 are lost" in again.err
+    assert "the losses and times of steps 1 to 8 are lost: metrics.jsonl is missing" in again.err
     assert len(losses(run)) == 4
 
 

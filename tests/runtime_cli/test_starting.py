@@ -87,10 +87,13 @@ def test_mistakes_are_found_before_the_machine_is_measured_and_names_are_the_use
             "--set",
             "train.weights=no",
         ): f"--set train.weights: no such file or folder: {tmp_path}/no",
+        ("--set", "data.tokenizer=model/config.json"): "not a Hugging Face tokenizer",
     }.items():
         refused = ratrain(tmp_path, *words, *mistake)
         assert refused.status == 2 and message in refused.err.replace("\n", ""), refused.err
         assert "looking" not in refused.err and "busy" not in refused.err
+    too_small = ratrain(tmp_path, *words, "--set", "schedule.memory_budget=1MB")
+    assert too_small.status == 3 and "error: --model model: nothing fits" in too_small.err
     small = ("--set", "batch.sequences=2", "--set", "model.sequence_length=32")
     ran = ratrain(tmp_path, *words, *small, "--set", 'data.validation=["held.txt"]', "--json")
     assert ran.status == 0, ran.err

@@ -96,6 +96,22 @@ def prepared(folder: Path, layout: str = "") -> tuple[RunFolder, tuple[str | Pat
     return run, ("launch", run.path, "--rsh", rsh, "--restarts", "3", *at, *meet)
 
 
+@pytest.mark.slow
+def test_ranks_that_do_not_train_end_with_the_connection_to_who_started_them(
+    tmp_path: Path,
+) -> None:
+    """Else they would have the place of those that are started again."""
+    run, _ = prepared(tmp_path)
+    words = ("launch", run.path, "--host", "oak", "--follow-input", "--claim", "x", "--start", "y")
+    reading, writing = os.pipe()
+    launch = start(tmp_path, *words, "--at", "birch=127.0.0.1", stdin=reading)
+    wait_until(lambda: 1 in ranks_of(run.path), launch)
+    os.close(reading)
+    os.close(writing)
+    _, err = launch.communicate(timeout=15)
+    assert launch.returncode == 143 and not ranks_of(run.path), err
+
+
 needs_networks = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 
 

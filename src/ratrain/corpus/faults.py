@@ -7,11 +7,15 @@ from pathlib import Path
 
 from ratrain.errors import SpecError
 
+_USUAL = ("text", "content")
+"""What the text of a document is mostly called."""
+
 
 def missing_key(key: str, keys: list[str], place: str, setting: str = "text_key") -> SpecError:
     """The error for a line or table without the text key; names the nearest one that is there, or
     where conversations lie there, how they are read."""
-    close = difflib.get_close_matches(key, keys, n=1)
+    usual = [name for name in _USUAL if name in keys]
+    close = difflib.get_close_matches(key, keys, n=1) or usual
     if not close and "messages" in keys:
         setting, close = "messages_key", ["messages"]
     fix = f'set {setting} = "{(close or keys)[0]}"' if keys else "leave it out"

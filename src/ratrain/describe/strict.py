@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -170,7 +171,14 @@ def _near(word: str, names: Iterable[str]) -> list[str]:
     usual = USUAL.get(word.lower())
     if usual in names:
         return [usual]
+    if begun := [name for name in names if len(word) > 2 and _bare(name).startswith(_bare(word))]:
+        return [min(begun, key=lambda name: (not name.startswith(word), len(name)))]
     return difflib.get_close_matches(word[:MOST_CHARS].lower(), list(names), n=1, cutoff=LIKE)
+
+
+def _bare(name: str) -> str:
+    """Its letters and digits: "llama3" begins "llama-3.1-8b"."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 class _Wrong(Exception):

@@ -36,6 +36,7 @@ NO_MORE_FILES = "the disk takes no more files: all its inodes are used"
 REMOVE_FILES = "remove files that are not needed, or choose another disk"
 _MOST_NEIGHBOURS = 10_000
 _CHUNK_BYTES = 1 << 18
+_EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def read_bytes(path: Path, most_bytes: int = JSON_BYTES) -> bytes:
@@ -250,6 +251,13 @@ def nearest_file(path: Path) -> str:
         with os.scandir(path.parent) as entries:
             names = [entry.name for entry in islice(entries, _MOST_NEIGHBOURS)]
     except (OSError, ValueError):
-        return f"there is no folder {path.parent}"
+        return _missing_folder(path)
     near = difflib.get_close_matches(path.name, names, n=1)
     return f'did you mean "{path.parent / near[0]}"?' if near else "give a file that exists"
+
+
+def _missing_folder(path: Path) -> str:
+    """The fix where not even the folder is there: the manual types `examples/NAME`."""
+    if path.parent.name == "examples" and (_EXAMPLES / path.name).exists():
+        return f"`ratrain init example {path.name} -o {path.parent}` writes it"
+    return f"create the folder {path.parent}, or correct the path"

@@ -36,6 +36,9 @@ so the port is a free one, and no one else can have taken it meanwhile."""
 ORDERS = "RATRAIN_ORDERS"
 """The file descriptor of a socket over which the launcher and the rank speak (`rank/orders.py`)."""
 
+START = "RATRAIN_START"
+"""What the launcher calls this start of the run's ranks, where it tells starts apart."""
+
 PORT = "RATRAIN_PORT"
 """A user's choice, on all hosts the same: the port at which rank 0 is met."""
 
@@ -67,6 +70,7 @@ class Launch:
     ranks_here: int | None = None  # on this host, where the launcher gives it
     told_in: Path | None = None  # the file, where rank 0 chooses
     place: Place | None = None  # where an engine has put this rank; None: our own launcher has
+    start: str = ""  # what our own launcher calls this start of the ranks
 
     @property
     def one_host(self) -> bool:
@@ -106,6 +110,7 @@ def launch_of(environ: Mapping[str, str], run: Path | None = None) -> Launch:
         place.ranks_here,
         told_in,
         None if ours else place,
+        environ.get(START, ""),
     )
 
 

@@ -52,8 +52,9 @@ def lost_steps(folder: RunFolder, done: int) -> list[str]:
     if not lost:
         return []
     name = folder.metrics.name
-    why = "" if kept or exists(folder.metrics) else f"{name} is missing: "
-    return [f"{why}the losses and times of {_in_words(lost)} are lost: {name} has no rows of them"]
+    there = kept or exists(folder.metrics)
+    why = f"{name} has no rows of them" if there else f"{name} is missing"
+    return [f"the losses and times of {_in_words(lost)} are lost: {why}"]
 
 
 def _problem(line: bytes, path: Path, number: int) -> SpecError | None:

@@ -44,6 +44,7 @@ def write_example(name: str, folder: Path) -> list[Path]:
     """Writes an example and what it refers to, at the same places below `folder`; returns the new
     files, the example first. What is there already and is the same stays."""
     names = [example.name for example in examples()]
+    name = next((full for full in names if full.partition(".")[0] == name), name)
     if name not in names:
         raise SpecError(
             f"there is no example {name!r}", place="ratrain init example", fix=nearest(name, names)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, cast
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 if TYPE_CHECKING:
+    from ratrain.describe.job import JobSpec
     from ratrain.describe.model import ModelSpec
 
 CLUSTER, TEXT = "this-machine.toml", "text.jsonl"
@@ -39,10 +40,11 @@ def written_job(
     schedule: str | None,
     *,
     made_by: str,
+    check: Callable[[JobSpec], object],
 ) -> tuple[Path, tuple[str, ...]]:
     """A job that is written to a folder which does not stay, and the `overrides` for it: names of
-    files in them are relative to the current folder too. What is wrong is found before the machine
-    is measured: with a cluster of assumed figures."""
+    files in them are relative to the current folder too. What is wrong, with `check` too, is found
+    before the machine is measured: with a cluster of assumed figures."""
     from ratrain.plan import load_job
     from ratrain.profile.starter import assumed_text
     from ratrain.runtime.devices_here import gpu_names
@@ -54,7 +56,7 @@ def written_job(
     write_new(trial / CLUSTER, assumed_text(len(gpu_names())))
     write_job(trial / f"{stem}.toml", files, made_by=made_by)
     chosen = () if schedule is None else (f"schedule.name={json.dumps(schedule)}",)
-    load_job(trial / f"{stem}.toml", (*anchored, *chosen))
+    check(replace(load_job(trial / f"{stem}.toml", (*anchored, *chosen)), path=None))
     rmtree(trial)
     write_new(folder / CLUSTER, write_cluster(for_a_run=True))
     write_job(folder / f"{stem}.toml", files, made_by=made_by)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+import re
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from ratrain.cli.runs.run_report import show_report
 from ratrain.cli.terminal import completion
 from ratrain.cli.terminal.jobs import set_values
 from ratrain.cli.terminal.options import MOST_STEPS, NEW_RUN, PATH, DeviceName, Whole
-from ratrain.errors import SAVED_NOT_FINISHED
+from ratrain.errors import SAVED_NOT_FINISHED, RatrainError
 
 if TYPE_CHECKING:
     from ratrain.corpus.prepare import Prepared
@@ -267,8 +269,26 @@ def _written_job(
     if resume or model is None or not data:
         raise click.UsageError("give a JOB, or --model and --data; with --resume, a JOB or --run")
     folder = Path(owning.enter_context(TemporaryDirectory(prefix="ratrain-job-")))
-    files = JobFiles(model, data)
-    return written_job(folder, files, overrides, schedule, made_by="ratrain train --model --data")
+    owning.enter_context(_named_by_the_option(folder, model))
+    return written_job(
+        folder,
+        JobFiles(model, data),
+        overrides,
+        schedule,
+        made_by="ratrain train --model --data",
+        check=prepare_data,
+    )
+
+
+@contextmanager
+def _named_by_the_option(folder: Path, model: str) -> Generator[None]:
+    """Errors name a job in `folder`, which its user has not seen, by what they typed."""
+    try:
+        yield
+    except RatrainError as error:
+        written = rf"{re.escape(str(folder))}/\S+?\.toml"
+        error.place = re.sub(written, lambda _: f"--model {model}", error.place)
+        raise
 
 
 def new_run(

@@ -15,7 +15,7 @@ from ratrain.checkpoint.folder import step_name
 from ratrain.corpus.identity import KEY, identity_of
 from ratrain.describe.model import config_hash
 from ratrain.devices import Device
-from ratrain.errors import OF_ANOTHER, RatrainError
+from ratrain.errors import OF_ANOTHER, PeerDown, RatrainError
 from ratrain.objects.client import close_stores
 from ratrain.program.promise import loss_words
 from ratrain.runtime.environment import Launch
@@ -26,6 +26,7 @@ from ratrain.runtime.rank.checked import CheckedOps, RankCheck
 from ratrain.runtime.rank.context import RankContext, RankProcess, forget_failure, note
 from ratrain.runtime.rank.folder_lock import FolderLock
 from ratrain.runtime.rank.joining.agreement import Reading, agree, read_run
+from ratrain.runtime.rank.joining.call_back import CallBack
 from ratrain.runtime.rank.joining.networks import network_of
 from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join, told_by_all
 from ratrain.runtime.rank.joining.seating import seated
@@ -45,7 +46,6 @@ from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import parts_of_units
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.below import Tier
-from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.ops import RankOps
 from ratrain.runtime.step.schedule import held_sum, persistent_of
 from ratrain.runtime.step.tensor_parts import stored_sizes
@@ -65,19 +65,25 @@ class Episode:
     def __init__(self, process: RankProcess, number: int, launch: Launch, began_s: float) -> None:
         self._process, self._launch = process, launch
         self.number, self._began_s = number, began_s
-        self._closing = ExitStack()
-        self._network: Network | None = None
+        self._closing, self._call_back = ExitStack(), CallBack()
         self._run: RankRun | None = None
 
     def run(self) -> bool:
         """Whether the last step was done."""
+        try:
+            return self._ran()
+        except RatrainError:
+            self._call_back.require()  # what a wait ends with that was ended says less
+            raise
+
+    def _ran(self) -> bool:
         folder, lock, log = self._process.folder, self._process.lock, self._process.log
         reading = read_run(folder)
         timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
         launch, secret = self._launch, _secret(folder, reading)
         if self._process.orders is not None:
             self._process.orders.say(MEETS)
-        rendezvous = join(launch, secret, timeout_s)
+        rendezvous = join(launch, secret, timeout_s, self._call_back)
         if launch.place is not None:
             rendezvous = seated(rendezvous, launch, folder, reading, secret, timeout_s)
         rank = lock.rank = log.rank = rendezvous.rank
@@ -88,22 +94,20 @@ class Episode:
 
     def interrupt(self, error: BaseException) -> None:
         """Ends it with an error found elsewhere; from any thread."""
-        if self._run is not None:
-            self._run.fail(error)
-        if self._network is not None:
-            self._network.hang_up()
+        self._call_back.call(error)
 
     def called_back(self) -> bool:
-        """Once `run` has raised: whether its steps had begun, nothing of it is at work any more,
-        and what this rank keeps of it is with the process."""
-        if self._process.orders is None or self._run is None or self._run.control is None:
+        """Once `run` has raised: whether nothing of it is at work any more, and what this rank
+        keeps of it, or of the one before, is with the process."""
+        if self._process.orders is None:
             return False
-        back, failure = self._run.call_back(), self._run.lanes.failure
-        if failure is not None and not isinstance(failure, OF_ANOTHER):
-            raise failure  # found by a lane after others had left because of it
-        if not back:
-            return False
-        self._process.kept = self._run.kept()
+        if self._run is not None:
+            back, failure = self._run.call_back(), self._run.lanes.failure
+            if failure is not None and not isinstance(failure, OF_ANOTHER):
+                raise failure  # found by a lane after others had left because of it
+            if not back:
+                return False
+            self._process.kept = self._run.kept().beside_those(self._process.kept)
         if self._process.memory is not None:
             self._process.memory.limit(_NO_LIMIT)
         return True
@@ -130,11 +134,12 @@ class Episode:
             context.spec.hosts,
             live.needs(rank) if live else (),
         )
-        self._network = network
+        self._call_back.ends(network.hang_up)
         self._closing.callback(network.close)
-        kept, process.kept = process.kept.at(live.step) if live else NOTHING, NOTHING
-        reader = live and LiveReader(live, rank, kept, links)
-        del kept
+        process.kept = process.kept.at(live.step) if live else NOTHING
+        reader = live and LiveReader(live, rank, process.kept, links)
+        if reader is not None:
+            self._call_back.ends(reader.hang_up)
         telling = Telling(context, self._began_s)
         self._closing.callback(telling.close)
         if live:
@@ -181,6 +186,7 @@ class Episode:
         live_states = (live, reader) if live and reader else None
         run = begun(folder, context.job, context.spec, identity, together, built, live_states)
         self._run = run
+        self._call_back.ends(lambda: run.fail(self._call_back.error or PeerDown("called back")))
         close_stores()
         if device.kind == "cuda" and context.job.train.graphs and not run.records_graphs:
             context.log.say(
@@ -192,7 +198,9 @@ class Episode:
         # engine starts ranks again, what was timed before is still good: our own launcher removes
         # it.
         is_timed = bool(run.first_step and folder.predicted.exists())
-        if rendezvous.everybody("timed" if is_timed else "")[0] != "timed":
+        timed = rendezvous.everybody("timed" if is_timed else "")
+        process.kept = NOTHING  # all have what they need
+        if timed[0] != "timed":
             calibrated(context, run, network, memory, device)
         rendezvous.broadcast.close()
         saving = _save_spec(context, {KEY: identity, **frozen})

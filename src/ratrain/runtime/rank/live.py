@@ -81,6 +81,15 @@ class Kept:
         own = [part for part in self._parts if not part.mirrored]
         return sum((u.end - u.begin) * 4 * len(u.buffers) for u in own)
 
+    def beside_those(self, older: Kept) -> Kept:
+        """Both: what this rank has read, and what it held before, as long as others may not have
+        read all that they need."""
+        units = {name: [*parts] for name, parts in self.units.items()}
+        for name, parts in older.units.items():
+            units.setdefault(name, []).extend(parts)
+        beside = {**older.beside, **self.beside}
+        return replace(self, units=units, beside=beside, reports=older.reports or self.reports)
+
     def at(self, version: int) -> Kept:
         """It once all have agreed to go on from a version."""
         if self.later is not None and all(part.version < version for part in self._parts):
@@ -277,6 +286,12 @@ class LiveReader:
             server.join()
         for link in self._links:
             link.close()
+        self._kept = NOTHING
+
+    def hang_up(self) -> None:
+        """Nobody waits for what is read, here or elsewhere; from any thread."""
+        for link in self._links:
+            link.hang_up()
 
 
 def _serve(link: Connection, read: Callable[[str, str, int, int], Tensor]) -> None:

@@ -91,13 +91,17 @@ class Episodes:
 
     def __init__(self, process: AProcess, make: Callable[[int, Launch, float], AnEpisode]) -> None:
         self._process, self._make = process, make
-        self._episode: AnEpisode | None = None
+        self._episodes: dict[int, AnEpisode] = {}  # the one that runs
+        self._called = -1  # the last one that the launcher has called this rank back from
 
     def run(self, launch: Launch, began_s: float) -> bool:
         """Whether the last step was done."""
         for number in count():
-            episode = self._episode = self._make(number, launch, began_s)
+            episode = self._make(number, launch, began_s)
+            self._episodes = {number: episode}
             try:
+                if self._called == number:
+                    self._interrupt(number)
                 return episode.run()
             except OF_ANOTHER as error:
                 lost, began_s = error, time.time()
@@ -124,7 +128,12 @@ class Episodes:
             raise lost
         return order.launch(launch)
 
-    def called(self) -> None:
-        """The launcher calls this rank back."""
-        if self._episode is not None:
-            self._episode.interrupt(PeerDown("this rank was called back: another one was lost"))
+    def called(self, number: int) -> None:
+        """The launcher calls this rank back from an episode, which it may not have begun yet."""
+        self._called = number
+        self._interrupt(number)
+
+    def _interrupt(self, number: int) -> None:
+        episode = self._episodes.get(number)
+        if episode is not None:
+            episode.interrupt(PeerDown("this rank was called back: another one was lost"))

@@ -15,15 +15,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Annotated
 
-from ratrain.describe.amounts import Count, Name, Natural
-from ratrain.describe.strict import Rule, load
+from ratrain.describe.amounts import Natural
+from ratrain.describe.strict import load
 from ratrain.engines.places import Place
 from ratrain.errors import SAVED_NOT_FINISHED, SpecError, TransportError
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, COMMAND, FOLLOWED, MERGED, launch_of
-from ratrain.runtime.rank.orders import BACK
+from ratrain.runtime.rank.orders import BACK, Meeting
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
 from ratrain.runtime.run.world import HERE, World
@@ -32,7 +31,8 @@ from ratrain.runtime.run_folder import RunFolder
 DEFAULT_PORT = 29500
 """At which rank 0 is met where nobody says otherwise."""
 STOP, END = "stop", "end"
-"""What `run_host_ranks` may be told on standard input, a line each; its end means `STOP`."""
+"""What `run_host_ranks` may be told on standard input, a line each; its end means `STOP`, or `END`
+of ranks that do not train yet: who started them may have begun again, and needs their place."""
 BEAT, BEAT_EVERY_S = "\x16", 0.5
 """A line that says on stderr that the host is alive, and how often; a `HostState` may follow."""
 _LOOK_EVERY_S, _LOOK_S = 0.1, 0.02
@@ -44,12 +44,10 @@ _LAST_WORDS_S = 10.0
 
 @dataclass(frozen=True)
 class HostEpisode:
-    """Which ranks a host has in an episode, and where rank 0 is met."""
+    """Which ranks a host has in an episode, and where they meet the others."""
 
     ranks: tuple[Natural, ...]
-    world_size: Count
-    address: Name
-    port: Annotated[int, Rule(low=1, high=65535)]
+    meeting: Meeting
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,9 @@ def run_host_ranks(
 ) -> int:
     """Runs some ranks of a run to their end; the exit status. `networks`: the host's addresses,
     where it is on several; `follow_input`: orders come on standard input; `goes_on`: further
-    episodes too; `alive`: whether who gives orders lives,
-    where the end of standard input does not say it; `left_alone`: called at the end if not."""
-    environment = base_environment(first.world_size, first.address, first.port)
+    episodes too; `alive`: whether who gives orders lives, where the end of standard input does not
+    say it; `left_alone`: called at the end if not."""
+    environment = base_environment(first.meeting)
     del environment[FOLLOWED]
     if len(networks) > 1:
         environment[ADDRESS] = ",".join(networks)
@@ -122,8 +120,8 @@ def run_share(folder: RunFolder, place: Place) -> int:
         )
     own = range(place.rank * each, (place.rank + 1) * each)
     launch = launch_of(os.environ, folder.path)
-    where = launch.address, launch.port or DEFAULT_PORT
-    return run_host_ranks(folder, HostEpisode(tuple(own), ranks, *where), follow_input=False)
+    meeting = Meeting(ranks, launch.address, launch.port or DEFAULT_PORT)
+    return run_host_ranks(folder, HostEpisode(tuple(own), meeting), follow_input=False)
 
 
 def _say(line: str) -> None:
@@ -205,7 +203,9 @@ class Following:
             table = as_table(*parse_json(order, "the launcher's order"))
             self._episodes.append(load(HostEpisode, *table))
             return
-        wanted = 2 if order.strip() == END and not self._processes.failed else 1
+        processes, word = self._processes, order.strip()
+        at_once = word == END or (not word and not processes.train)  # there is nothing to save
+        wanted = 2 if at_once and not processes.failed else 1
         while self._interrupts < wanted:
             self._interrupts += 1
             self._interrupt()
@@ -213,9 +213,8 @@ class Following:
 
     @property
     def _may_go_on(self) -> bool:
-        """Whether a rank was lost when all were training, and nobody has asked for an end."""
-        processes = self._processes
-        return self._goes_on and processes.failed and processes.train and not self._asked
+        """Whether a rank was lost, and nobody has asked for an end: that is for who orders."""
+        return self._goes_on and self._processes.failed and not self._asked
 
     def stop(self) -> None:
         self._asked = True
@@ -229,7 +228,7 @@ class Following:
             if order is None:
                 processes.call_back()
             else:
-                processes.go_on(order.ranks, order.world_size, order.address, order.port)
+                processes.go_on(order.ranks, order.meeting)
                 number += 1
         failed = processes.failed
         state = HostState(

@@ -18,6 +18,7 @@ from ratrain.lab.cluster import Lab
 from ratrain.lab.crew import MASTER_PORT
 from ratrain.runtime.memory_here import KillWatch
 from ratrain.runtime.ownership import Claim, handed_on
+from ratrain.runtime.rank.orders import Meeting, new_start
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.first_cause import explained
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
@@ -68,8 +69,9 @@ def launch(
                 raise cause
             starting_again(cause, called_back)
             if called_back:
-                world_size = spec.seats.world_size
-                ranks.go_on(range(world_size), world_size, *_next_address(lab, spec))
+                with _meeting(lab, spec) as (meeting, _):
+                    pass  # rank 0 listens there by itself
+                ranks.go_on(range(meeting.world_size), meeting)
             else:
                 ranks = None
     tick()
@@ -79,10 +81,9 @@ def _started(folder: RunFolder, spec: RunSpec, lab: Lab | None, *, goes_on: bool
     for pattern in ("failure-*.json", "torch-*"):  # they would be taken for this attempt's
         for leftover in (folder.path / "ranks").glob(pattern):
             leftover.unlink()
-    with _rendezvous_address(lab, spec) as (address, port, listener):
-        world_size = spec.seats.world_size
-        environment = base_environment(world_size, address, port)
-        return RankProcesses(folder, range(world_size), environment, listener, goes_on=goes_on)
+    with _meeting(lab, spec) as (meeting, listener):
+        ranks, environment = range(meeting.world_size), base_environment(meeting)
+        return RankProcesses(folder, ranks, environment, listener, goes_on=goes_on)
 
 
 def _ended(
@@ -95,7 +96,7 @@ def _ended(
             claim.require_seen()
             tick()
             time.sleep(_LOOK_EVERY_S)
-        if not (goes_on and ranks.failed and ranks.train):
+        if not (goes_on and ranks.failed and ranks.can_go_on):
             return ranks.end(), False
         return (ranks.ends(), True) if all_back(ranks) else (ranks.end(), False)
     except BaseException:
@@ -114,13 +115,12 @@ def all_back(ranks: RankProcesses) -> bool:
 
 
 @contextmanager
-def _rendezvous_address(
-    lab: Lab | None, spec: RunSpec
-) -> Generator[tuple[str, int, socket.socket | None]]:
+def _meeting(lab: Lab | None, spec: RunSpec) -> Generator[tuple[Meeting, socket.socket | None]]:
     """Where the ranks find each other: at an address of the lab's network, which is its own, so any
     port is free there; else at this machine's own, where rank 0 inherits the listening socket."""
     if lab is not None:
-        yield lab.places[spec.device_numbers[0]].address, MASTER_PORT, None
+        address = lab.places[spec.device_numbers[0]].address
+        yield Meeting(spec.seats.world_size, address, MASTER_PORT, new_start()), None
         return
     try:
         listener = socket.create_server((LOOPBACK, 0))
@@ -133,13 +133,7 @@ def _rendezvous_address(
         ) from error
     with listener:
         address, port = listener.getsockname()
-        yield address, port, listener
-
-
-def _next_address(lab: Lab | None, spec: RunSpec) -> tuple[str, int]:
-    """Where the ranks of a further episode find each other; rank 0 listens by itself."""
-    with _rendezvous_address(lab, spec) as (address, port, _):
-        return address, port
+        yield Meeting(spec.seats.world_size, address, port, new_start()), listener
 
 
 def _clear(folder: RunFolder) -> None:

@@ -22,8 +22,8 @@ from typing import IO, Protocol
 from ratrain.errors import SAVED_NOT_FINISHED, RunFailed, SpecError, TransportError
 from ratrain.readers.files import unwritable
 from ratrain.readers.json import parse_json
-from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT
-from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order, words_of
+from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT, START
+from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Meeting, Order, words_of
 from ratrain.runtime.rank.stop import END_AT_ONCE
 from ratrain.runtime.run.world import HERE, World
 from ratrain.runtime.run_folder import RunFolder
@@ -69,6 +69,7 @@ class RankProcesses:
         self._folder, self._world = folder, world
         self._start_rank = start or _Starting(folder, output, goes_on=goes_on).start
         self._children: list[_Child] = []
+        self._further = False  # than the first episode
         self._start(ranks, environment, listener)
 
     def _start(
@@ -112,9 +113,14 @@ class RankProcesses:
 
     @property
     def train(self) -> bool:
-        """Whether the steps of all ranks that live have begun: they can be called back."""
+        """Whether the steps of all ranks that live have begun."""
         living = [child for child in self._children if child.running] or self._children
         return all(TRAINS in child.said for child in living)
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether ranks that live are worth to be called back: they train, or have."""
+        return self.train or self._further
 
     @property
     def waiting(self) -> int:
@@ -146,10 +152,11 @@ class RankProcesses:
             RankEnd(child.rank, lost) if child.waits else child.kill() for child in self._in_order
         ]
 
-    def go_on(self, ranks: Sequence[int], world_size: int, address: str, port: int) -> None:
+    def go_on(self, ranks: Sequence[int], meeting: Meeting) -> None:
         """The next episode: those that wait play some of these ranks, as far as they can the ones
         they had; new processes play the others. Who does not wait is ended."""
         self.ends()
+        self._further = True
         there = {child.rank: child for child in self._children if child.waits}
         seats = {rank: there.pop(rank) for rank in ranks if rank in there}
         for rank in ranks:
@@ -159,8 +166,8 @@ class RankProcesses:
             child.kill()
         self._children = list(seats.values())
         for rank, child in seats.items():
-            child.begin(Order(rank, world_size, len(ranks), address, port))
-        environment = base_environment(world_size, address, port)
+            child.begin(Order(rank, len(ranks), meeting))
+        environment = base_environment(meeting)
         environment["LOCAL_WORLD_SIZE"] = str(len(ranks))
         self._start([rank for rank in ranks if rank not in seats], environment, None)
 
@@ -222,7 +229,7 @@ class _Child:
         self.rank = rank
         self.said: set[str] = set()  # in this episode
         self._sent: set[int] = set()  # signals
-        self._stood_still = False
+        self._stood_still = self._waited = False
         self.process = start(variables, handles, lambda word: self.said.add(word))
 
     @property
@@ -249,6 +256,7 @@ class _Child:
         self._stood_still |= stopped
         fitting = signal.SIGKILL if stopped else number
         self._sent.add(fitting)
+        self._waited |= self.waits
         self.process.send_signal(fitting)
 
     def kill(self) -> RankEnd:
@@ -259,6 +267,8 @@ class _Child:
         """How it ended; waits for that."""
         status = self.process.wait()
         self.process.hang_up()
+        if self._waited:
+            return RankEnd(self.rank, TransportError.exit_code, pid=self.process.pid)
         return RankEnd(
             self.rank, status, -status in self._sent, self._stood_still, self.process.pid
         )
@@ -322,17 +332,18 @@ class _Process:
                 hear(str(parse_json(word, "a rank")[0]))
 
 
-def base_environment(world_size: int, address: str, port: int) -> dict[str, str]:
+def base_environment(meeting: Meeting) -> dict[str, str]:
     """What all ranks inherit: this process's environment, and what every launcher passes to
     them."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
     return {
         "PYTHONUNBUFFERED": "1",  # a rank that is killed leaves what it printed
         **inherited,
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(meeting.world_size),
+        "LOCAL_WORLD_SIZE": str(meeting.world_size),
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": str(meeting.port),
+        START: meeting.start,
         LAUNCHER: str(os.getpid()),
         FOLLOWED: "1",
     }

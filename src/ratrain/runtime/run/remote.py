@@ -38,6 +38,9 @@ _JOIN_S = 60.0
 ASK_S, ANSWER_S, BUSY_S = 1.0, 1.0, 20.0
 """A host that is silent for so long is asked; is lost, if it has not answered in such a time; a
 host is lost anyway that has been silent for so long."""
+BEGIN_S, STARTS_S = 10.0, 60.0
+"""One whose command has said nothing yet is asked after so long, has as long to answer, and is lost
+anyway when other ranks look for its own no longer."""
 LOST = 255
 """The status of a host that is lost, as ssh has it."""
 
@@ -76,7 +79,7 @@ class Hosts:
         self._connect, self._tell, self._world = connect, tell, world
         self._shells: dict[str, _Host] = {}
         self._joining: dict[str, _Host] = {}  # of the next episode
-        self._asked = threading.Event()
+        self._asked, self._further = threading.Event(), False
         try:
             for command in commands:
                 self._shells[command.host] = self._host(command)
@@ -91,9 +94,15 @@ class Hosts:
     def names(self) -> list[str]:
         return list(self._shells)
 
+    @property
+    def joining(self) -> list[str]:
+        """Those that were prepared, and run."""
+        return [host for host, shell in self._joining.items() if shell.running]
+
     def wait(self, others: threading.Event, *, goes_on: bool = False) -> Everywhere:
         """Until all have ended, or some time after one has failed; with `goes_on` at once where all
-        were training by then, and where `others` are to be taken in while all train."""
+        were training by then, or in an episode before; and where `others` are to be taken in while
+        all train."""
         with passed_on(self._stop):
             can_go_on = self._wait(others, goes_on=goes_on)
         if not can_go_on:
@@ -137,6 +146,7 @@ class Hosts:
 
     def go_on(self, commands: Sequence[HostCommand]) -> None:
         """The next episode, on these hosts."""
+        self._further = True
         wanted = {command.host: command for command in commands}
         joining = {host: shell for host, shell in self._joining.items() if shell.running}
         self._joining.clear()
@@ -147,6 +157,8 @@ class Hosts:
                 self._shells[host].begin(command.episode)
             elif host in joining:
                 self._shells[host] = joining.pop(host)
+                if self._shells[host].episode != command.episode:  # others were lost meanwhile
+                    self._shells[host].begin(command.episode)
             else:
                 self._shells[host] = self._host(command)
         for shell in joining.values():
@@ -171,7 +183,8 @@ class Hosts:
                 shell.look()
             failed = any(shell.failed for shell in shells)
             trains = _train(shells)
-            if failed and goes_on and trains and not self._asked.is_set():
+            worth = trains or self._further
+            if failed and goes_on and worth and not self._asked.is_set():
                 return any(shell.running for shell in shells)
             if others.is_set() and trains and not failed and not self._asked.is_set():
                 return all(shell.running for shell in shells)
@@ -233,7 +246,9 @@ class _Host:
 
     def __init__(self, command: HostCommand, connect: Connect, tell: Tell, world: World) -> None:
         self.host, self._tell, self._world = command.host, tell, world
+        self.episode = command.episode
         self._heard_s: float | None = None  # it has begun, and was alive then
+        self._began_s = world.now_s()
         self._answered: Callable[[], bool] | None = None  # where it was asked since
         self._asked_s = 0.0
         self._state, self._told = HostState(), 0
@@ -267,7 +282,7 @@ class _Host:
     def begin(self, episode: HostEpisode) -> None:
         """The next episode, with its ranks in it."""
         self._told += 1
-        self.trained = False
+        self.episode, self.trained = episode, False
         self.order(json.dumps(asdict(episode)))
 
     @property
@@ -277,17 +292,18 @@ class _Host:
 
     def look(self) -> None:
         """Gives it up where it has been silent for too long."""
-        if self._heard_s is None or self.lost or not self.running:
+        if self.lost or not self.running:
             return
-        now_s = self._world.now_s()
-        silent_s = now_s - self._heard_s
-        if silent_s <= ASK_S:
+        now_s, heard_s = self._world.now_s(), self._heard_s
+        ask_s, answer_s, busy_s = ASK_S, self._line.answer_s, BUSY_S
+        if heard_s is None:
+            heard_s, ask_s, answer_s, busy_s = self._began_s, BEGIN_S, BEGIN_S, STARTS_S
+        silent_s = now_s - heard_s
+        if silent_s <= ask_s:
             self._answered = None
         elif self._answered is None:
             self._answered, self._asked_s = self._line.ask(), now_s
-        elif silent_s > BUSY_S or (
-            now_s - self._asked_s > self._line.answer_s and not self._answered()
-        ):
+        elif silent_s > busy_s or (now_s - self._asked_s > answer_s and not self._answered()):
             self.lost = True
             self._tell(f"{self.host}: silent for {silent_s:.0f} s, taken for lost")
             self._line.kill()
@@ -305,8 +321,8 @@ class _Host:
             self._line.wait(_GRACE_S)
 
     def end_waiting(self) -> None:
-        """Where ranks were lost that trained, nobody waits for another episode any longer."""
-        if self._is_news and self._state.failed and self._state.train and not self._ending:
+        """Where ranks were lost, nobody waits for another episode any longer."""
+        if self._is_news and self._state.failed and not self._ending:
             self._ending = True
             self.order(END)
 

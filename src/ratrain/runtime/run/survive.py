@@ -105,16 +105,20 @@ class Surviving:
             if hosts is not None:
                 hosts.close()
 
-    def _go_on(self, hosts: Hosts) -> None:
-        """After a loss: without the hosts that were given up, which may be taken in later."""
-        before = set(hosts.names)
+    def _go_on(self, hosts: Hosts, prepared: Sequence[HostCommand] = ()) -> None:
+        """Without the hosts that are lost, which may be taken in later. `prepared`: what there is
+        to go on with as long as none of its hosts is."""
+        wanted = {command.host for command in prepared} or set(hosts.names)
         there = hosts.call_back()
-        gone = self.planning.left_out | (before - set(there))
-        lost = tuple(name for name in self.hosts if name in gone)
-        if lost and self.planning.is_fixed:
-            lost = self._lost(there, LOOK_S)
-        self._plan_or_wait(lost, there)
-        hosts.go_on(self.commands())
+        missing = wanted - {*there, *hosts.joining}
+        if missing or not prepared:
+            gone = self.planning.left_out | missing
+            lost = tuple(name for name in self.hosts if name in gone)
+            if lost and self.planning.is_fixed:
+                lost = self._lost(there, LOOK_S)
+            self._plan_or_wait(lost, there)
+            prepared = self.commands()
+        hosts.go_on(prepared)
 
     def _plan_or_wait(self, lost: tuple[str, ...], there: Collection[str]) -> None:
         """Plans for those that are there; where they cannot take the run over, waits a while for
@@ -147,9 +151,9 @@ class Surviving:
                 return False
         else:
             return True  # they are asked again
-        hosts.prepare(self.commands())
-        hosts.call_back()
-        hosts.go_on(self.commands())
+        commands = self.commands()
+        hosts.prepare(commands)
+        self._go_on(hosts, commands)
         return True
 
     @contextmanager

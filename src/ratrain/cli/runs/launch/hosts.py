@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     help="Go on after a failure, this often: without hosts that are lost.",
 )
 @click.option("--claim", hidden=True, help="Of the run's folder: the launcher's.")
+@click.option("--start", default="", hidden=True, help="What the launcher calls this start.")
 @click.option("--follow-input", is_flag=True, hidden=True, help="Take orders on standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print each host's command, start nothing.")
 def command(
@@ -85,6 +86,7 @@ def command(
     restarts: int,
     follow_input: bool,
     claim: str | None,
+    start: str,
     as_json: bool,
 ) -> int:
     """Start the ranks of RUN, which `ratrain train JOB --prepare-only` has made, on the
@@ -109,6 +111,7 @@ def command(
     from ratrain.engines.slurm_steps import queue_again
     from ratrain.plan import load_job
     from ratrain.runtime.ownership import handed_on, inherited
+    from ratrain.runtime.rank.orders import Meeting, new_start
     from ratrain.runtime.run.host_ranks import HostEpisode, run_host_ranks
     from ratrain.runtime.run.hosts import all_hosts_of, host_called, hosts_of
     from ratrain.runtime.run_folder import RunFolder
@@ -126,12 +129,12 @@ def command(
     if host is not None and not as_json:
         ranks = host_called(hosts, host).ranks
         first = next(each.name for each in hosts if 0 in each.ranks)
-        episode = HostEpisode(tuple(ranks), spec.seats.world_size, address_of[first], port)
+        meeting = Meeting(spec.seats.world_size, address_of[first], port, start)
         with handed_on(claim) if claim else nullcontext():
             owned = inherited(folder.path) if slurm and claim else None
             return run_host_ranks(
                 folder,
-                episode,
+                HostEpisode(tuple(ranks), meeting),
                 networks.get(host, ()),
                 follow_input=follow_input,
                 goes_on=claim is not None,
@@ -147,18 +150,19 @@ def command(
     from ratrain.runtime.run.remote import ANSWER_S, HostCommand, Shell
     from ratrain.runtime.run.survive import FolderPlanning, Surviving, asked_over
 
-    def commands(*more: str) -> list[HostCommand]:
+    def commands(*more: str, start: str = "") -> list[HostCommand]:
         spec = folder.read_spec()
         hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
         first = next(each.name for each in hosts if 0 in each.ranks)
         words = (python, "-P", "-m", "ratrain", "launch", str(folder.path))
-        meeting = ("--port", str(port), *more)
+        meeting = Meeting(spec.seats.world_size, address_of[first], port, start)
+        meet = ("--port", str(port), *(("--start", start) if start else ()), *more)
         return [
             HostCommand(
                 each.name,
                 address_of[each.name],
-                [*words, "--host", each.name, *_at(networks, first, each.name), *meeting],
-                HostEpisode(tuple(each.ranks), spec.seats.world_size, address_of[first], port),
+                [*words, "--host", each.name, *_at(networks, first, each.name), *meet],
+                HostEpisode(tuple(each.ranks), meeting),
             )
             for each in hosts
             if each.ranks
@@ -204,7 +208,9 @@ def command(
         )
         surviving = Surviving(
             planning,
-            lambda: commands("--follow-input", *handed, *(["--slurm"] if slurm else [])),
+            lambda: commands(
+                "--follow-input", *handed, *(["--slurm"] if slurm else []), start=new_start()
+            ),
             list(address_of),
             lambda host_command, hear: Shell(
                 host_command, hear, reached(host_command.host), answer_s

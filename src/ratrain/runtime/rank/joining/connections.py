@@ -105,8 +105,12 @@ class _Arrivals:
 
     def all(self, rendezvous: Rendezvous, patience_s: float) -> dict[Need, socket.socket]:
         """Waits for the last of them."""
+        call_back = rendezvous.call_back
+        call_back.ends(self._look)
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._missing, max(patience_s, _DIAL_S)):
+            if not self._changed.wait_for(
+                lambda: not self._missing or call_back.error is not None, max(patience_s, _DIAL_S)
+            ):
                 late = sorted({peer for peer, _ in self._missing})
                 raise RunFailed(
                     f"rank {rendezvous.rank} waited {patience_s:g} s for connections from rank"
@@ -114,10 +118,15 @@ class _Arrivals:
                     place=f"rank {rendezvous.rank}",
                     fix="check that the machines can reach each other on all ports",
                 )
+            call_back.require()
             for need, made in self.rails.items():
                 for number in made.keys() - set(self._awaits[need]):
                     made.pop(number).close()  # the other end had given it up
             return self._came
+
+    def _look(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     @property
     def _missing(self) -> set[Need]:
@@ -142,6 +151,7 @@ def _dial(
         try:
             return _call(rendezvous, need, rails, end_s, near=near)
         except (OSError, HandshakeFailed) as error:
+            rendezvous.call_back.require()
             if time.monotonic() < end_s - _PAUSE_S:
                 time.sleep(_PAUSE_S)
                 continue

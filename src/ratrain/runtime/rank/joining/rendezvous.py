@@ -5,11 +5,14 @@ itself. When all have come, and answer, rank 0 tells each of them the name of th
 random, and where everybody listens. The secret of all later connections is derived from that name,
 so ranks of an earlier attempt, and whatever was recorded of one, open nothing.
 
-    rank -> 0   (the words of its proof) {"rank", "world_size", "port", "networks"}
+    rank -> 0   (the words of its proof) {"rank", "world_size", "start", "port", "networks"}
     0 -> rank   an empty frame, which the rank sends back: it is still there
     0 -> rank   {"attempt", "book": [[address, port], ...], "networks": [...]}, by rank
 
 A rank on several networks says where it listens on each of the further ones, too.
+
+A launcher's ranks say which start of them they belong to. One of another start is refused: it may
+be left over on a host that was cut off, and its place be taken by a new process.
 
 Nothing listens beyond this machine unless the ranks are on several.
 """
@@ -26,13 +29,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ratrain.errors import HandshakeFailed, RunFailed, SpecError, TransportError
 from ratrain.proof import derived
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, PORT, Launch
+from ratrain.runtime.rank.joining.call_back import CallBack
 from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
 from ratrain.runtime.rank.joining.near_sockets import close_all, listen_near
 from ratrain.runtime.rank.joining.whereabouts import tell, told
@@ -41,6 +45,8 @@ from ratrain.runtime.step.network.connection import Connection
 
 REACH_S = 60.0
 """How long a rank looks for rank 0: ranks must start within this time of each other."""
+FREE_S = 20.0
+"""How long rank 0 of a launcher that tells starts apart waits for its port to be free."""
 _RETRY_S = 0.25
 _CALL_S = 5.0
 _LONGER_S = 1.0
@@ -72,6 +78,7 @@ class Rendezvous:
     broadcast: Broadcast
     networks: tuple[Addresses, ...]
     further: tuple[socket.socket, ...]
+    call_back: CallBack = field(default_factory=CallBack)
 
     def close(self) -> None:
         """This rank listens no more."""
@@ -82,20 +89,24 @@ class Rendezvous:
         return [reply.decode() for reply in self.broadcast.exchange(text.encode())]
 
 
-def join(launch: Launch, secret: bytes, patience_s: float) -> Rendezvous:
+def join(
+    launch: Launch, secret: bytes, patience_s: float, call_back: CallBack | None = None
+) -> Rendezvous:
     """Returns when all ranks of this attempt are there. `patience_s`: how long to wait for that,
-    and later on for words."""
-    key = derived(secret, b"ratrain rendezvous")
-    if launch.rank == 0:
-        return _RankZero(launch, key, patience_s).join()
-    return _OtherRank(launch, key, patience_s).join()
+    and later on for words; `call_back` ends it."""
+    key, call_back = derived(secret, b"ratrain rendezvous"), call_back or CallBack()
+    kind = _OtherRank if launch.rank else _RankZero
+    met = replace(kind(launch, key, patience_s, call_back).join(), call_back=call_back)
+    call_back.ends(met.broadcast.hang_up)
+    return met
 
 
 class _RankZero:
     """Rank 0's side."""
 
-    def __init__(self, launch: Launch, key: bytes, patience_s: float) -> None:
+    def __init__(self, launch: Launch, key: bytes, patience_s: float, call_back: CallBack) -> None:
         self._launch, self._key, self._patience_s = launch, key, patience_s
+        self._call_back = call_back
         self._changed = threading.Condition(threading.RLock())
         self._joined: dict[int, Connection] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -104,7 +115,8 @@ class _RankZero:
 
     def join(self) -> Rendezvous:
         world_size = self._launch.world_size
-        with _rendezvous_listener(self._launch) as listener:
+        self._call_back.ends(self._hang_up)
+        with _rendezvous_listener(self._launch, self._call_back) as listener:
             host = listener.getsockname()[0]
             handshakes = HandshakeListener(listener, self._key, self._answer, self._take)
             if self._launch.told_in is not None:
@@ -141,6 +153,7 @@ class _RankZero:
     def _wait(self, end_s: float) -> None:
         with self._changed:
             while len(self._joined) < len(self._others):
+                self._call_back.require()
                 if time.monotonic() > end_s:
                     missing = [rank for rank in self._others if rank not in self._joined]
                     raise _ranks_missing(self._launch, missing, self._patience_s)
@@ -174,6 +187,10 @@ class _RankZero:
             if other.fd in disconnected:
                 self._forget(rank)
 
+    def _hang_up(self) -> None:
+        for other in list(self._joined.values()):
+            other.hang_up()
+
     def _forget(self, rank: int) -> None:
         with self._changed:
             self._joined.pop(rank).close()
@@ -205,6 +222,11 @@ class _RankZero:
             raise HandshakeFailed(
                 f"a rank of a run of {world_size} ranks connected to a run of {ours}"
             )
+        if body.get("start", "") != self._launch.start:
+            raise HandshakeFailed(
+                f"rank {rank} of another start of the run connected: it may be left over from "
+                "an earlier one, or rank 0 is"
+            )
         if not (isinstance(rank, int) and 0 < rank < ours):
             raise HandshakeFailed(f"rank {rank!r} is not one of {ours} ranks")
         if not (isinstance(port, int) and 0 < port < 1 << 16):
@@ -215,9 +237,9 @@ class _RankZero:
 class _OtherRank:
     """The side of any other rank."""
 
-    def __init__(self, launch: Launch, key: bytes, patience_s: float) -> None:
-        self._launch, self._key = launch, key
-        self._patience_s = patience_s
+    def __init__(self, launch: Launch, key: bytes, patience_s: float, call_back: CallBack) -> None:
+        self._launch, self._key, self._patience_s = launch, key, patience_s
+        self._call_back = call_back
 
     def join(self) -> Rendezvous:
         reach_s = time.monotonic() + min(self._patience_s, REACH_S)
@@ -236,6 +258,7 @@ class _OtherRank:
                     raise
             except (TransportError, OSError) as error:
                 close_all(further)
+                self._call_back.require()
                 if self._has_no_loopback(error):
                     raise self._without_loopback(error) from error
                 now_s = time.monotonic()
@@ -259,8 +282,8 @@ class _OtherRank:
         try:
             listener = listen(sock.getsockname()[0])
             port = listener.getsockname()[1]
-            body = {"rank": launch.rank, "world_size": launch.world_size, "port": port}
-            body["networks"] = networks
+            body = {"rank": launch.rank, "world_size": launch.world_size, "start": launch.start}
+            body |= {"port": port, "networks": networks}
             call(sock, self._key, json.dumps(body).encode(), deadline_s)
         except BaseException:
             close_all([sock, listener])
@@ -278,6 +301,7 @@ class _OtherRank:
         launch = self._launch
         left_s = max(end_s - time.monotonic(), _RETRY_S)
         upwards = Connection(sock, launch.rank, 0, left_s)
+        self._call_back.ends(upwards.hang_up)
         message = b""
         while not message:
             message = upwards.receive_bytes(_MAX_BOOK)
@@ -343,7 +367,7 @@ def _named(address: str, host: str) -> str:
     return address if address == host else f"{address} ({host})"
 
 
-def _rendezvous_listener(launch: Launch) -> socket.socket:
+def _rendezvous_listener(launch: Launch, call_back: CallBack) -> socket.socket:
     """Where the others come to: inherited from the launcher, or opened here."""
     if launch.listener is not None:
         return socket.socket(fileno=launch.listener)
@@ -358,7 +382,9 @@ def _rendezvous_listener(launch: Launch) -> socket.socket:
                 fix=f"give an address of this machine's network; or set {ADDRESS} to it here",
             )
         try:
-            return listen(str(host), launch.port)
+            return _listen_when_free(
+                str(host), launch.port, FREE_S if launch.start else 0.0, call_back
+            )
         except OSError:
             if launch.told_in is None:
                 raise
@@ -370,6 +396,21 @@ def _rendezvous_listener(launch: Launch) -> socket.socket:
             fix=f"MASTER_ADDR must be an address of rank 0's machine ({ADDRESS} there sets "
             f"another one), and the port must be free ({PORT} sets another)",
         ) from error
+
+
+def _listen_when_free(
+    host: str, port: int, patience_s: float, call_back: CallBack
+) -> socket.socket:
+    """As `listen`; a rank of an earlier start may have the port for a while."""
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return listen(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > end_s:
+                raise
+        call_back.require()
+        time.sleep(_RETRY_S)
 
 
 def listen(host: str, port: int = 0) -> socket.socket:

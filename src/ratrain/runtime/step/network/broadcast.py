@@ -76,6 +76,11 @@ class Broadcast:
         for connection in self._connections.values():
             connection.patience_s = patience_s
 
+    def hang_up(self) -> None:
+        """Whoever waits for words, here or elsewhere, finds them lost; from any thread."""
+        for connection in self._connections.values():
+            connection.hang_up()
+
     def close(self) -> None:
         """This rank sends nothing more."""
         for connection in self._connections.values():
