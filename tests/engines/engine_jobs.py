@@ -68,9 +68,7 @@ devices = 4
 [batch]
 sequences = {sequences}
 micro_batch = 1
-[layout]
-pipeline = 2
-data = 2
+{layout}
 [schedule]
 dtype = "fp32"
 [train]
@@ -82,6 +80,9 @@ files = ["text.txt"]
 every = {every}
 disks = "{disks}"
 """
+LAYOUT = """[layout]
+pipeline = 2
+data = 2"""
 """Ranks 0 and 1 are on the first kind, 2 and 3 on the second."""
 
 
@@ -93,6 +94,7 @@ def write_job(
     sequences: int = 8,
     every: int = 0,
     disks: str = "shared",
+    layout: str = LAYOUT,
 ) -> Path:
     """A job and all that it names; the job's file."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +105,7 @@ def write_job(
     tables = "".join(KIND.format(name=kind, count=4 // len(kinds)) for kind in kinds)
     (folder / "two-kinds.toml").write_text(CLUSTER.format(kinds=tables))
     job = folder / "job.toml"
-    body = JOB.format(steps=steps, sequences=sequences, every=every, disks=disks)
+    body = JOB.format(steps=steps, sequences=sequences, every=every, disks=disks, layout=layout)
     job.write_text(body)
     return job
 

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -28,6 +29,7 @@ HOST_TOOLS = ("ip", "nsenter", "unshare", "setpriv")
 CPUS = 2
 _UP_S = 60.0
 _SETTLES_S = 4.0
+_MADE = count()
 
 
 def missing(tools: Sequence[str] = (*TOOLS, *HOST_TOOLS)) -> str:
@@ -54,7 +56,7 @@ class Hosts:
             "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
-        self._mark = f"rs{os.getpid() % 10000}"
+        self._mark = f"rs{os.getpid() % 10000}{'abcdefgh'[next(_MADE) % 8]}"
         try:
             self._connect()
         except BaseException:
@@ -177,7 +179,13 @@ class Slurm(Hosts):
 
     def lose(self, host: str) -> None:
         """A node is gone with all that runs there."""
-        self._daemons.pop(host).kill()
+        daemon = self._daemons.pop(host)
+        daemon.kill()
+        daemon.wait()
+
+    def bring_back(self, host: str) -> None:
+        """A node that was lost has booted."""
+        self._daemon(host, self.on(host, "slurmd", "-D", "-N", host))
 
     def clear(self) -> None:
         """Ends all jobs, and waits for their nodes."""

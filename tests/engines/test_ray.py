@@ -28,6 +28,10 @@ pytestmark = [
 ]
 
 
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_agent_register_timeout_ms": "120000"}
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     """A head whose node is `new`, and a node `old`, which end with the test."""
@@ -35,18 +39,14 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         port = 20_000 + free.getsockname()[1] % 10_000
     folder = Path("/tmp") / f"ray-{os.getpid()}"  # names of its sockets must be short
     os.environ["RAY_AUTH_MODE"] = "disabled"  # a token that Ray has left here would be asked for
-    environment = {
-        **os.environ,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_agent_register_timeout_ms": "120000",
-    }
+    environment = {**os.environ, **ENVIRONMENT}
     common = ["--num-cpus", "2", "--object-store-memory", "80000000", "--block"]
     head = ["--head", "--port", str(port), "--temp-dir", str(folder), "--include-dashboard=false"]
     node = ["--address", f"127.0.0.1:{port}"]
     started: list[subprocess.Popen[bytes]] = []
     try:
         for words, kind in ((head, "new"), (node, "old")):
-            command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *common]
+            command = [*RAY, "start", *words, *common]
             log = (tmp_path_factory.mktemp("ray") / "out").open("wb")
             started.append(
                 subprocess.Popen(
@@ -95,6 +95,61 @@ def test_a_run_has_its_kinds_is_stopped_resumes_and_outlives_a_killed_rank(
     told, _ = again.communicate(timeout=300)
     assert again.returncode == 0 and "starting them again (1 of 3)" in told, told
     assert len(losses(run)) == 40 and not rank_processes(run)
+
+
+@pytest.fixture
+def spare(address: str) -> Generator[str]:
+    """The node's id of a third node, `spare`, which ends with the test."""
+    words = ["start", "--address", address, "--num-cpus", "2", "--labels", "kind=spare"]
+    node = subprocess.Popen(
+        [*RAY, *words, "--object-store-memory", "80000000", "--block"],
+        env=ENVIRONMENT | dict(os.environ),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+    )
+    told: list[str] = []
+
+    def is_there() -> bool:
+        listed = ("import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level=40); "
+                  "print(*[n['NodeID'] for n in ray.nodes() if n['Alive'] "
+                  "and n['Labels'].get('kind') == 'spare'])")  # fmt: skip
+        asked = subprocess.run(
+            [sys.executable, "-c", listed, address], capture_output=True, text=True
+        )
+        told[:] = asked.stdout.split()
+        return bool(told)
+
+    try:
+        wait_until(is_there, "the node", 200)
+        yield told[0]
+    finally:
+        node.terminate()
+        node.wait(60)
+
+
+def test_a_run_saves_and_goes_on_elsewhere_when_a_node_announces_its_end(
+    address: str, spare: str, tmp_path: Path
+) -> None:
+    """Planned anew for those that are left; no step is lost."""
+    job = write_job(tmp_path, steps=60, sequences=16, kinds=("new", "old", "spare"), layout="")
+    text = job.read_text().replace("devices = 4", "devices = 3")
+    job.write_text(text)
+    run = prepared(job, tmp_path / "run")
+    assert run.read_spec().seats.world_size == 3
+    command = ratrain("launch", "ray", run.path, "--address", address)
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_until(lambda: steps_done(run) > 4 or started.poll() is not None, "steps", 500)
+    drain = ["drain-node", "--address", address, "--node-id", spare]
+    reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
+    subprocess.run(
+        [*RAY, *drain, *reason, "--deadline-remaining-seconds", "200"],
+        env=ENVIRONMENT | dict(os.environ),
+        check=True,
+        timeout=120,
+    )
+    told, _ = started.communicate(timeout=500)
+    assert started.returncode == 0 and "a node of Ray is drained" in told, told
+    assert run.read_spec().seats.world_size == 2 and len(losses(run)) == 60
 
 
 PATIENT = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300"}

@@ -13,6 +13,7 @@ from engine_jobs import losses, prepared, rank_processes, ratrain, steps_done, w
 from slurm_rig import NODES, Slurm, missing
 
 from ratrain.checkpoint.listing import listed
+from ratrain.engines.host_lists import hosts
 from ratrain.runtime.run_folder import RunFolder
 
 pytestmark = [
@@ -135,6 +136,66 @@ def test_a_killed_rank_comes_back_inside_the_job(slurm: Slurm, tmp_path: Path) -
     wait_until(lambda: "starting them again (1 of 3)" in text_of(run), "the ranks' end")
     done = steps_done(run)
     wait_until(lambda: steps_done(run) > done, "a new step")
+
+
+@pytest.fixture(scope="module")
+def losing(tmp_path_factory: pytest.TempPathFactory) -> Generator[Slurm]:
+    """One that soon takes a silent node for lost."""
+    started = Slurm(tmp_path_factory.mktemp("losing"), node_timeout_s=10)
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("kinds", [("any",), ("new", "old")], ids=["nodes", "a het job"])
+def test_a_run_goes_on_without_a_node_that_is_lost_and_saves_when_it_is_preempted(
+    losing: Slurm, tmp_path: Path, kinds: tuple[str, ...]
+) -> None:
+    """Before Slurm misses the node; and in the same job after that."""
+    job_file = write_job(tmp_path, steps=5000, sequences=16, every=10, kinds=kinds, layout="")
+    run = prepared(job_file, tmp_path / "run")
+    job = submitted(losing, run.path)
+    wait_until(lambda: steps_done(run) > 12, "a checkpoint")
+    done = steps_done(run)
+    losing.lose("n4")
+    try:
+        wait_until(lambda: steps_done(run) > done + 2, "steps without the node")
+        assert run.read_spec().seats.world_size == 3
+        wait_until(lambda: "n4" not in nodes_of(losing, job), "Slurm to miss the node")
+        done = steps_done(run)
+        wait_until(lambda: steps_done(run) > done + 2, "steps after that")
+        assert losing.state(job) == "RUNNING" and losing.job(job)["Restarts"] == "0"
+    finally:
+        losing.bring_back("n4")
+    losing.run("scancel", "--signal=TERM", job)  # what preemption sends
+    losing.wait_state(job, "PENDING")
+    assert max(checkpoint.step for checkpoint in listed(run.checkpoints)) == steps_counted(run)
+    losing.clear()
+
+
+def nodes_of(slurm: Slurm, job: str) -> list[str]:
+    """Of a job, those of all components of a het job."""
+    told = slurm.run("squeue", "-h", "-j", job, "-o", "%N").stdout
+    return [name for line in told.split() for name in hosts(line)]
+
+
+def steps_counted(run: RunFolder) -> int:
+    """Steps that were done, each once."""
+    return 1 + max(row["step"] for row in run.read_metrics())
+
+
+def test_a_job_whose_batch_host_is_lost_is_queued_again(losing: Slurm, tmp_path: Path) -> None:
+    """With --no-kill it would keep its nodes, and nothing would run there."""
+    job_file = write_job(tmp_path, steps=5000, every=10, kinds=("any",), layout="")
+    run = prepared(job_file, tmp_path / "run")
+    job = submitted(losing, run.path)
+    wait_until(lambda: steps_done(run) > 2, "steps")
+    losing.lose("n1")
+    try:
+        losing.wait_state(job, "PENDING", timeout_s=120)
+        assert losing.job(job)["Restarts"] == "1"
+    finally:
+        losing.bring_back("n1")
+    losing.clear()
 
 
 def test_hosts_with_disks_of_their_own_may_come_back_in_any_order(

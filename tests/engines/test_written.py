@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from ratrain.engines.clusters import (
 )
 from ratrain.engines.groups import HostGroup, Launchable, groups_of
 from ratrain.engines.kubernetes import Pods, manifest
+from ratrain.engines.ray import RayNode, hosts_without_room
 from ratrain.engines.slurm import Batch, script
+from ratrain.engines.slurm_steps import allocation_of, node_of_hosts
 from ratrain.errors import SpecError
 
 PODS = Pods("registry.example/ratrain:1", "runs", "/runs", "2Gi", 3)
@@ -50,11 +53,12 @@ def read_yaml(text: str) -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
-@given(GROUPS, NAMES, st.booleans())
+@given(GROUPS, NAMES, st.booleans(), st.booleans())
 def test_a_batch_script_asks_for_all_ranks_and_is_shell(
-    groups: list[HostGroup], name: str, gpus: bool
+    groups: list[HostGroup], name: str, gpus: bool, replans: bool
 ) -> None:
-    run = run_of(groups, name, gpus=gpus)
+    """Where the run can be planned for fewer nodes, a launcher starts a step for each."""
+    run = replace(run_of(groups, name, gpus=gpus), replans=replans)
     text = script(run, Batch(3, 120, ["--partition=low"]))
     checked = subprocess.run(
         ["bash", "-n"], input=text, text=True, capture_output=True, check=False
@@ -64,12 +68,40 @@ def test_a_batch_script_asks_for_all_ranks_and_is_shell(
     asked = [dict(w.split("=") for w in line.split()[1:]) for line in lines if "--ntasks=" in line]
     assert [int(each["--nodes"]) for each in asked] == [group.hosts for group in groups]
     assert sum(int(each["--ntasks"]) for each in asked) == run.ranks
-    assert lines.count("#SBATCH hetjob") == len(groups) - 1 and ("--het-group" in text) == (
-        len(groups) > 1
-    )
+    assert lines.count("#SBATCH hetjob") == len(groups) - 1
+    assert ("--het-group" in text) == (len(groups) > 1 and not replans)
+    assert ("#SBATCH --no-kill" in lines) == replans
     assert lines.count("#SBATCH --partition=low") == len(groups)
     assert ("--constraint" in text) == (run.kinds > 1) and ("--gres" in text) == gpus
-    assert shlex.join(run.command) in text
+    hosts = ("ratrain", "launch", "hosts", run.run, "--slurm")
+    assert shlex.join(hosts if replans else run.command) in text
+
+
+HET = {
+    **{"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n3", "SLURM_HET_SIZE": "2"},
+    **{"SLURM_JOB_NODELIST_HET_GROUP_0": "n3", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1-2]"},
+}
+
+
+def test_a_host_has_a_node_of_the_allocation_while_there_are_some() -> None:
+    nodes = allocation_of(HET).nodes
+    hosts = [("a-1", "a"), ("a-2", "a"), ("a-3", "a"), ("a-4", "a")]
+    assert node_of_hosts(hosts, nodes, {"a"}) == dict(
+        zip(("a-1", "a-2", "a-3"), nodes, strict=True)
+    )
+    words = nodes[1].reached(4)
+    assert {"--het-group=1", "--nodelist=n1", "--cpus-per-task=4"} <= {*words}
+    assert allocation_of(HET).port != allocation_of({**HET, "SLURM_JOB_ID": "8"}).port
+    with pytest.raises(SpecError, match="no Slurm allocation"):
+        allocation_of({"SLURM_JOB_ID": "7"})
+
+
+def test_hosts_without_room_on_ray_s_nodes_are_named_by_number() -> None:
+    nodes = [RayNode({"CPU": 2}, {"kind": "new"}), RayNode({"CPU": 1}, {"kind": "old"})]
+    bundles = [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 2.0}]
+    assert hosts_without_room(bundles, None, nodes) == [3]
+    kinds = [{"kind": kind} for kind in ("old", "old", "new", "new")]
+    assert hosts_without_room(bundles, kinds, nodes) == [1, 3]
 
 
 def test_hosts_that_are_alike_are_one_group_and_idle_ones_none() -> None:

@@ -29,6 +29,7 @@ from ratrain.runtime.failures import status_of
 from ratrain.runtime.rank.live import NOTHING, Kept, KeptUnit, LiveStates, live_states
 from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Meeting, Order
 from ratrain.runtime.rank.rank_run import Episodes
+from ratrain.runtime.run import remote
 from ratrain.runtime.run.host_ranks import Following, HostEpisode, worst_status
 from ratrain.runtime.run.processes import RankProcesses, base_environment
 from ratrain.runtime.run.remote import HostCommand
@@ -204,6 +205,8 @@ class SimRun:
 
 class SimLine:
     """The launcher's end of a line to a host's command, and the command."""
+
+    answer_s = remote.ANSWER_S
 
     def __init__(self, run: SimRun, command: HostCommand, hear: Callable[[str], None]) -> None:
         self._run, self._hear = run, hear

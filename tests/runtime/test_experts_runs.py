@@ -14,16 +14,21 @@ import pytest
 import torch
 from crew import Crew
 from launched import made, start
-from runs_made import Setting, Unlike
+from runs_made import Setting, Unlike, write_text
 from test_family_runs import keys_of
 from test_unlike_replicas import assert_held
 from training import Result, train
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ratrain.report.facts.run import contents_of_run
+from ratrain.runtime.run.reports.report import report_of
+from ratrain.runtime.run.reports.report_text import report_text
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MODEL = (*keys_of("mixtral").items(), ("num_key_value_heads", 4))
 BALANCED: dict[str, Any] = {"output_router_logits": True, "router_aux_loss_coef": 0.1}
+LAYERS = 4
 ALONE = Setting("1f1b", learning_rate=1e-3, model=(*MODEL, *BALANCED.items()), clip_norm=0.5)
 FORMS: dict[str, dict[str, Any]] = {
     "in stages that recover": {"pipeline": 2, "recovery": "everywhere", "data": 2},
@@ -133,3 +138,49 @@ def test_memory_is_as_proved_where_every_token_chooses_the_experts_of_one_rank(
         taken = [rank["allocated_peak_bytes"] for rank in row["ranks"]]
         assert max(taken) <= bound
         assert taken[0] > 1.1 * taken[1]  # who has the experts that are chosen
+    load = report_of(run)["experts"]
+    pairs = 2 * LAYERS * sum(row["tokens"] for row in run.read_metrics())
+    assert [(rank["tokens"], rank["ratio"]) for rank in load["ranks"]] == [(pairs, 2.0), (0, 0.0)]
+    for layer in load["layers"]:
+        assert layer["tokens"][2:] == [0, 0] and layer["unused"] == 2
+        assert layer["busiest_ratio"] == layer["longest_ratio"] == 2.0
+    said = " ".join(" ".join(report_text(report_of(run))).split())
+    assert "Rank 0 computed 2.00 times an even share" in said
+    assert f"{100 * load['layer_flops_fraction']:.0f} % longer" in said
+    (words,) = {each.words for each in [contents_of_run(run.path).experts] if each}
+    assert " ".join(words) in said.replace("experts: ", "")
+
+
+COUNTED: dict[str, dict[str, Any]] = {
+    "in stages that recover, with validation": {
+        **{"pipeline": 2, "recovery": "everywhere", "validate_every": 2},
+        "data_keys": (("validation", ["held.txt"]),),
+    },
+    "in split backwards of replicas": {"name": "zb-h1", "pipeline": 2, "data": 2},
+    "in a tensor group that divides sequences": {"tensor": 2, "sequence_parallel": True},
+}
+
+
+@pytest.mark.parametrize("form", COUNTED)
+def test_each_layer_counts_every_token_once_for_each_expert_that_it_chose(
+    form: str, tmp_path: Path
+) -> None:
+    """Neither what is recomputed nor validation nor calibration counts."""
+    write_text(tmp_path / "held.txt", seed=1)
+    run = made(tmp_path, replace(ALONE, steps=4, **COUNTED[form]), calibrate=True)
+    start(run)
+    load, rows = report_of(run)["experts"], run.read_metrics()
+    tokens = 2 * sum(row["tokens"] for row in rows)
+    assert [layer["layer"] for layer in load["layers"]] == list(range(LAYERS))
+    assert [sum(layer["tokens"]) for layer in load["layers"]] == [tokens] * LAYERS
+    assert sum(rank["tokens"] for rank in load["ranks"]) == LAYERS * tokens
+    degree = COUNTED[form].get("tensor", 1)
+    for layer in load["layers"]:
+        assert 1 <= layer["longest_ratio"] <= min(degree, layer["busiest_ratio"])
+    alone = made(tmp_path / "alone", replace(ALONE, steps=4))
+    start(alone)
+    theirs, ours = (
+        np.array([layer["tokens"] for layer in each["layers"]])
+        for each in (report_of(alone)["experts"], load)
+    )
+    assert np.abs(theirs - ours).max() <= 4  # sums in another order move a choice that is close

@@ -84,7 +84,7 @@ def test_hosts_are_started_from_one_asked_to_stop_and_stop_by_themselves_without
         assert launch.returncode == SAVED_NOT_FINISHED, err
         step = saved_behind_the_last_step(run)
         assert f"laptop-1: stopped and saved: step {step} of 100000" in err
-        assert "laptop-2: 2 ranks on 2 hosts; laptop-2 has rank 1" in err
+        assert "2 ranks on 2 hosts: 0 on" in err and err.count("stopped and saved") == 1
 
         launch = start(tmp_path, *words, PYTHONPATH=path)
         wait_until(lambda: steps_done(run) > step + 5, launch)

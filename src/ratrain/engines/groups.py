@@ -31,6 +31,7 @@ class Launchable:
     threads: int  # of a rank
     gpus: bool
     kinds: int
+    replans: bool = False  # it can go on, planned anew, without hosts that are lost
 
     @property
     def command(self) -> list[str]:

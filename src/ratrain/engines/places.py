@@ -186,14 +186,15 @@ def _slurm_first_host(environ: Environ) -> str:
     return hosts(first_group)[0]
 
 
-def _slurm_port(environ: Environ) -> int | None:
+def slurm_port(environ: Environ) -> int | None:
+    """At which the ranks of a step meet; None outside of Slurm."""
     job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
     if not (is_number(job) and is_number(step)):
         return None
     return _PORTS.start + (int(job) * 64 + int(step)) % len(_PORTS)
 
 
-def _slurm_features(environ: Environ) -> str:
+def slurm_features(environ: Environ) -> str:
     """Of a node, its active features: no variable has them."""
     command = ["scontrol", "show", "node", "--oneliner", environ.get("SLURMD_NODENAME", "")]
     try:
@@ -252,9 +253,9 @@ ENGINES.declare(
         ranks_here=_slurm_ranks_here,
         local_rank="SLURM_LOCALID",
         likely_address=_slurm_first_host,
-        likely_port=_slurm_port,
+        likely_port=slurm_port,
         host="SLURMD_NODENAME",
-        kinds=_slurm_features,
+        kinds=slurm_features,
         peer=_slurm_peer,
         job=_slurm_job,
         attempt="SLURM_RESTART_COUNT",

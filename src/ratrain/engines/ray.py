@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, cast
 
@@ -26,6 +27,8 @@ LABEL = "kind"
 """The label of Ray nodes that says of which kind they are: `ray start --labels kind=old`."""
 _LOST = 137
 _WAITS_S = 30.0
+_NO_ROOM_S = 10.0
+"""How long hosts are waited for that were there before."""
 _LAST_WORDS_S = 20.0
 _GRACE_S = 5.0
 
@@ -59,11 +62,23 @@ class HostRanks:
                     child.send_signal(number)
 
 
+class NoRoom(Exception):
+    """Ray's nodes have no room for some hosts any more: their numbers, in the order of groups."""
+
+    def __init__(self, hosts: Sequence[int]) -> None:
+        super().__init__(hosts)
+        self.hosts = hosts
+
+
 class RayRun:
-    """One attempt at a run: its hosts in Ray, until `close`."""
+    """One attempt at a run: its hosts in Ray, until `close`. After the first one NoRoom may be
+    raised, where the run can be planned anew for fewer."""
 
     def __init__(self, run: Launchable, attempt: int, say: Say) -> None:
-        self._ray = ray_module()
+        self._ray, self._say = ray_module(), say
+        self._waits = not (attempt and run.replans)
+        self._nodes: set[str] = set()
+        self.asked = self.leaves = False
         self._hosts = [group for group in run.groups for _ in range(group.hosts)]
         self._group = self._placed(run, say)
         options = [_needs(run, host) for host in self._hosts]
@@ -91,7 +106,15 @@ class RayRun:
 
     def ask_to_stop(self) -> None:
         """Every rank saves behind the current step and ends."""
+        self.asked = True
         self._signal(signal.SIGTERM)
+
+    def look_for_leaving(self) -> None:
+        """Asks for the same where a node has announced its end: it is drained, or preempted."""
+        if not self.leaves and self._nodes & _draining():
+            self.leaves = True
+            self._say("a node of Ray is drained: ranks save, and start again on the others")
+            self._signal(signal.SIGTERM)
 
     def close(self) -> None:
         """Ends what still runs, and gives the hosts back."""
@@ -111,7 +134,10 @@ class RayRun:
         group = self._ray.util.placement_group(
             bundles, strategy="SPREAD", bundle_label_selector=labels
         )
-        while not group.wait(_WAITS_S):
+        while not group.wait(_WAITS_S if self._waits else _NO_ROOM_S):
+            if not self._waits and (without := hosts_without_room(bundles, labels, _nodes())):
+                self._ray.util.remove_placement_group(group)
+                raise NoRoom(without)
             wanted = Counter(
                 str({**needs, LABEL: host.kind})
                 for needs, host in zip(bundles, self._hosts, strict=True)
@@ -122,6 +148,7 @@ class RayRun:
     def _start(self, run: Launchable, attempt: int) -> None:
         nodes = self._ray.get([_where(actor) for actor in self._actors])
         addresses = [address for address, _ in nodes]
+        self._nodes = {node for _, node in nodes}
         here = Counter[str]()
         for address, host in zip(addresses, self._hosts, strict=True):
             here[address] += host.ranks_each
@@ -169,6 +196,7 @@ def ended(run: RayRun, tick_s: float = 0.3) -> list[int]:
     failed_s: float | None = None
     while True:
         statuses = run.statuses()
+        run.look_for_leaving()
         if None not in statuses:
             return cast("list[int]", statuses)
         if failed_s is None and any(statuses):
@@ -176,6 +204,59 @@ def ended(run: RayRun, tick_s: float = 0.3) -> list[int]:
         if failed_s is not None and time.monotonic() - failed_s > _LAST_WORDS_S:
             return [status for status in statuses if status is not None]
         time.sleep(tick_s)
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """What a node has in all."""
+
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+def hosts_without_room(
+    bundles: Sequence[Mapping[str, float]],
+    labels: Sequence[Mapping[str, str]] | None,
+    nodes: Sequence[RayNode],
+) -> list[int]:
+    """The numbers of bundles that do not fit on nodes, each on the first that has room for it."""
+    rooms = [(dict(node.resources), node.labels) for node in nodes]
+    without: list[int] = []
+    for number, needs in enumerate(bundles):
+        wanted = dict(labels[number] if labels else {}).items()
+        room = next(
+            (
+                room
+                for room, has in rooms
+                if wanted <= has.items() and all(room.get(k, 0) >= n for k, n in needs.items())
+            ),
+            None,
+        )
+        if room is None:
+            without.append(number)
+            continue
+        for key, count in needs.items():
+            room[key] -= count
+    return without
+
+
+def _nodes() -> list[RayNode]:
+    """Those that are there and stay."""
+    leaving = _draining()
+    return [
+        RayNode(node["Resources"], node.get("Labels") or {})
+        for node in ray_module().nodes()
+        if node["Alive"] and node["NodeID"] not in leaving
+    ]
+
+
+def _draining() -> set[str]:
+    """The nodes that have announced their end. Ray says it in no public function; of one that does
+    not say it nothing is known."""
+    with suppress(ImportError, AttributeError):
+        state: Any = import_module("ray._private.state").state
+        return {*state.get_draining_nodes()}
+    return set()
 
 
 def ray_module() -> Any:

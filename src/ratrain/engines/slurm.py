@@ -3,7 +3,9 @@ and is queued again where it was preempted or its time was up.
 
 What the script relies on, seen with Slurm 22.05: preemption and the time limit reach the ranks and
 not the script, whose step then ends with 75, and `scontrol requeue` keeps the job; a clean end
-would count as its completion. `scancel` ends the script itself, so nothing is queued again.
+would count as its completion. `scancel` ends the script itself, so nothing is queued again. With
+`--no-kill` the job stays when a node is lost: where the run can be planned for those that are left,
+`ratrain launch hosts --slurm` starts it, which goes on without the node before Slurm misses it.
 """
 
 from __future__ import annotations
@@ -33,14 +35,21 @@ while :; do
             exit $status
             ;;
         {again})
-            again=$((again + 1))
-            [ $again -gt {restarts} ] && exit $status
-            echo "ranks ended with $status; starting them again ($again of {restarts})" >&2
+{start_again}
             ;;
         *) exit $status ;;
     esac
 done
 """
+_START_AGAIN = """\
+            again=$((again + 1))
+            [ $again -gt {restarts} ] && exit $status
+            echo "ranks ended with $status; starting them again ($again of {restarts})" >&2"""
+_QUEUE_AGAIN = """\
+            # nodes were lost, and those that are left cannot take the run over
+            [ "${{SLURM_RESTART_COUNT:-0}}" -ge {restarts} ] && exit $status
+            scontrol requeue $SLURM_JOB_ID && sleep 120
+            exit $status"""
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,9 @@ def script(run: Launchable, batch: Batch) -> str:
         "--requeue",
         f"--signal=USR1@{batch.warn_s}",
     ]
+    survives = run.replans and batch.restarts > 0
+    if survives:
+        common.append("--no-kill")
     components = [_component(run, group, batch.options) for group in run.groups]
     head = [*common, *components[0]]
     for component in components[1:]:
@@ -69,12 +81,18 @@ def script(run: Launchable, batch: Batch) -> str:
         name=run.name,
         words=run.words,
         head="\n".join(f"#SBATCH {option}" for option in head),
-        srun=_srun(run),
+        srun=_hosts(run, batch.restarts) if survives else _srun(run),
         stop=shlex.quote(f"{run.run}/stop-requested"),
-        restarts=batch.restarts,
+        start_again=(_QUEUE_AGAIN if survives else _START_AGAIN).format(restarts=batch.restarts),
         stopped=" | ".join(map(str, STOPPED)),
         again=" | ".join(map(str, START_AGAIN)),
     )
+
+
+def _hosts(run: Launchable, restarts: int) -> str:
+    """A step for each node: who loses one goes on without it."""
+    words = [run.python, "-P", "-m", "ratrain", "launch", "hosts", run.run, "--slurm"]
+    return shlex.join([*words, "--python", run.python, "--restarts", str(restarts)])
 
 
 def _component(run: Launchable, group: HostGroup, options: Iterable[str]) -> list[str]:

@@ -21,13 +21,14 @@ all of a batch and all layers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from ratrain.describe.model import Experts, ModelSpec
 from ratrain.describe.parameters import EXPERTS, ROUTER
+from ratrain.models.expert_load import ExpertLoad
 from ratrain.models.functions.activation import activated, activation_gradients_
 from ratrain.models.functions.linear import accumulation_dtype
 from ratrain.models.functions.rows import Rows, add_own, by_rank, summed
@@ -63,6 +64,7 @@ class SparseMlp:
     experts: Experts
     layers: int
     balance_loss: float
+    load: ExpertLoad = field(compare=False)
     group: TensorGroup | None = None
 
     def balance(self, targets: Tensor, loss_weight: float) -> Balance | None:
@@ -78,7 +80,7 @@ class SparseMlp:
         rows = inputs.all()
         probabilities, chosen = self._routed(weights, rows)
         order = chosen.view(-1).argsort(stable=True)
-        here = list(self._pairs(chosen, order))
+        here = list(self._pairs(self._tokens(chosen), order))
         count = here[-1].place.stop if here else 0
         width = weights.layout.by_name[UP].shape[1]
         gate, up = (rows.new_empty(count, width) for _ in range(2))
@@ -113,7 +115,9 @@ class SparseMlp:
         balance: Balance | None,
     ) -> Tensor:
         probabilities, chosen, order, gate, up, act = kept
-        here, rows = list(self._pairs(chosen, order)), grad.all()
+        tokens, rows = self._tokens(chosen), grad.all()
+        self.load.count(tokens, division_of(self.group).degree)
+        here = list(self._pairs(tokens, order))
         shares = self._shares(probabilities, chosen)
         d_shares = torch.zeros_like(shares)
         d_rows = torch.zeros_like(rows)
@@ -157,9 +161,12 @@ class SparseMlp:
         shares = probabilities.gather(1, chosen)
         return shares.div_(shares.sum(1, keepdim=True)) if self.experts.normalised else shares
 
-    def _pairs(self, chosen: Tensor, order: Tensor) -> Iterator[ExpertPairs]:
+    def _tokens(self, chosen: Tensor) -> list[int]:
+        """How many tokens have chosen each expert."""
+        return chosen.view(-1).bincount(minlength=self.experts.count).cpu().tolist()
+
+    def _pairs(self, counts: list[int], order: Tensor) -> Iterator[ExpertPairs]:
         """Expert by expert what is chosen of those that are here; `order`: of pairs, by expert."""
-        counts = chosen.view(-1).bincount(minlength=self.experts.count).cpu().tolist()
         own = self._own
         begin = first = sum(counts[: own.start])
         for expert, count in enumerate(counts[own]):
@@ -226,4 +233,5 @@ class SparseMlp:
 def sparse_mlp(spec: ModelSpec, group: TensorGroup | None) -> SparseMlp:
     """That of a model's layers."""
     assert spec.experts is not None
-    return SparseMlp(spec.activation, spec.experts, spec.layers, spec.balance_loss, group)
+    load = ExpertLoad([0] * spec.experts.count)
+    return SparseMlp(spec.activation, spec.experts, spec.layers, spec.balance_loss, load, group)

@@ -11,7 +11,8 @@ from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.attention_block import AttentionBlock, AttentionPlan, attention_plan
 from ratrain.models.embedding import Embed, EmbeddingPlan, embedding_plan
-from ratrain.models.experts import Balance
+from ratrain.models.expert_load import ExpertLoad
+from ratrain.models.experts import Balance, SparseMlp
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.differentiable import differentiable
 from ratrain.models.functions.dropout import dropped
@@ -129,3 +130,9 @@ def unit_of(
         return Head(layout, head_plan(spec, group))
     attention = attention_plan(spec, int(name), sequence_length, group, core)
     return Layer(layout, attention, mlp_plan(spec, group), spec.parallel_residual, name)
+
+
+def expert_load(unit: Unit) -> ExpertLoad | None:
+    """What a layer counts of its experts; None where it has none."""
+    inside = unit.mlp.inside if isinstance(unit, Layer) else None
+    return inside.load if isinstance(inside, SparseMlp) else None

@@ -280,6 +280,36 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class ExpertLayer:
+    """How a layer's tokens were spread over its experts: of the busiest one over the mean, of the
+    tensor group's rank with the most over an even share."""
+
+    layer: int
+    busiest: int
+    busiest_ratio: float
+    unused: int
+    longest_ratio: float
+
+
+@dataclass(frozen=True)
+class ExpertRank:
+    """The tokens of a rank's experts, and over an even share."""
+
+    rank: int
+    tokens: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class ExpertLoads:
+    """Of a run whose layers have experts."""
+
+    words: tuple[str, ...]
+    layers: tuple[ExpertLayer, ...]
+    ranks: tuple[ExpertRank, ...]
+
+
+@dataclass(frozen=True)
 class Contents:
     """A whole page. `trace_command` writes every op as a trace for Perfetto."""
 
@@ -300,3 +330,4 @@ class Contents:
     left_out: tuple[str, ...]
     trace_command: str
     samples: tuple[Sample, ...] = ()
+    experts: ExpertLoads | None = None

@@ -19,6 +19,7 @@ from ratrain.report.figures.plan import plan_section
 from ratrain.report.figures.progress import progress_section
 from ratrain.report.figures.records import (
     checkpoints_section,
+    experts_section,
     left_out_section,
     samples_section,
     versions_section,
@@ -57,6 +58,7 @@ def page(contents: Contents) -> str:
         "plan": "Plan",
         "timeline": "Timeline",
         "times": "Time",
+        "experts": "Experts",
         "memory": "Memory",
         "progress": "Progress",
         "advice": "What binds",
@@ -90,6 +92,7 @@ def _sections(contents: Contents, styles: Styles) -> dict[str, Markup]:
         if contents.panels
         else None,
         "times": times_section(contents.times, styles) if contents.times else None,
+        "experts": experts_section(contents.experts) if contents.experts else None,
         **{
             f"memory{number or ''}": memory_section(memory, number, styles)
             for number, memory in enumerate(contents.memory)

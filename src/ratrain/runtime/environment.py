@@ -23,6 +23,9 @@ LAUNCHER = "RATRAIN_LAUNCHER"
 FOLLOWED = "RATRAIN_FOLLOWED"
 """Set where the launcher draws the curves, so that rank 0 need not."""
 
+MERGED = "RATRAIN_MERGED"
+"""Set where what all hosts print is shown as one text, so that one rank alone reports."""
+
 COMMAND = "RATRAIN_COMMAND"
 """What started the ranks of a host, as the owner of the run's folder is called; else torchrun."""
 

@@ -145,6 +145,10 @@ class Claim:
         """The same, as far as the last beat saw: to be called often."""
         _refuse(self.folder, self._lost)
 
+    def beats(self) -> bool:
+        """Whether its maker, elsewhere, still touches it; watches it for up to `SILENT_S`."""
+        return _beats(_file(self.folder, self.number), _ended(self.folder, self.number))
+
     def problem(self) -> str:
         """Why the folder is ours no longer, in words; "" while it is."""
         own_claim = _read(_file(self.folder, self.number))

@@ -39,6 +39,13 @@ CASE_FORMAT = "ratrain case 1"
 
 _RANK_NUMBERS = ("step_time_s", "ledger_peak_bytes", "allocated_peak_bytes", "resident_bytes")
 _RANK_WAITS = ("compute_s", "recovery_s", "stages_s", "reduce_s", "gather_s", "update_s")
+RANK_EXPERTS = (
+    "expert_tokens",
+    "expert_tokens_even",
+    "expert_tokens_longest",
+    "expert_busiest",
+)
+"""How a step's tokens were spread over experts; not in the row of a rank that has none."""
 _ROW_NUMBERS = ("step_time_s", "tokens", "tokens_per_s", "time_s")
 _RESUME = "train a few more steps, which writes it again: `ratrain train JOB --resume --steps N`"
 _MOST_STEPS = 10**12
@@ -159,6 +166,22 @@ class _Memory:
 
 
 @dataclass(frozen=True)
+class _ExpertLayer:
+    """A layer's tokens of each expert, and of the ranks that had the most."""
+
+    tokens: tuple[Annotated[int, Rule(low=0)], ...]
+    longest: Annotated[int, Rule(low=0)]
+
+
+@dataclass(frozen=True)
+class _Experts:
+    """How a rank's steps spread tokens over experts."""
+
+    steps: Annotated[int, Rule(low=0)]
+    layers: dict[str, _ExpertLayer]
+
+
+@dataclass(frozen=True)
 class _Records:
     """ranks/records-*.json."""
 
@@ -166,6 +189,7 @@ class _Records:
     clock_s: Annotated[float, Rule(low=-1e12, high=1e12)]
     rows: Any
     memory: _Memory | None = None
+    experts: _Experts | None = None  # runs of before have none
 
 
 def read_case(path: Path) -> dict[str, Any]:
@@ -295,6 +319,9 @@ def _check_step(row: dict[str, Any], place: Place) -> None:
                 raise _damaged(f"{shown(value)} is not a number", rank_place.at(name))
             if name not in rank:
                 raise _damaged("is missing", rank_place.at(name))
+        for name in RANK_EXPERTS:
+            if RANK_EXPERTS[0] in rank and not _is_number(rank.get(name), 0):
+                raise _damaged(f"{shown(rank.get(name))} is not a number", rank_place.at(name))
 
 
 def _is_record(row: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from ratrain.checkpoint.best import read_best
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.report.contents import (
     Contents,
+    ExpertLayer,
+    ExpertLoads,
+    ExpertRank,
     Progress,
     Sample,
     SavedCheckpoint,
@@ -24,6 +28,7 @@ from ratrain.report.facts.words import case_facts, left_out_of
 from ratrain.report.thin import STEPS, shown_steps
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.facts import Attempt, attempts, read_facts
+from ratrain.runtime.run.reports.experts import expert_words
 from ratrain.runtime.run.reports.goodput import PARTS
 from ratrain.runtime.run.reports.report import report_of
 from ratrain.runtime.run_folder import RunFolder
@@ -74,6 +79,7 @@ def contents_of_run(path: Path, progress: SearchProgress | None = None) -> Conte
         ),
         trace_command=f"ratrain timeline {path} --trace trace.json",
         samples=tuple(_samples(rows)),
+        experts=_experts(report["experts"]),
     )
 
 
@@ -213,6 +219,17 @@ def _samples(rows: Sequence[Row]) -> Iterator[Sample]:
     for row in sampled[-1 :: -max(1, len(sampled) // _SAMPLED)][::-1]:
         for sample in row["samples"]:
             yield Sample(row["step"] + 1, sample["prompt"], sample["text"])
+
+
+def _experts(load: dict[str, Any] | None) -> ExpertLoads | None:
+    def of(kind: type[Any], row: dict[str, Any]) -> Any:
+        return kind(**{field.name: row[field.name] for field in fields(kind)})
+
+    return load and ExpertLoads(
+        tuple(expert_words(load)),
+        tuple(of(ExpertLayer, row) for row in load["layers"]),
+        tuple(of(ExpertRank, row) for row in load["ranks"]),
+    )
 
 
 def _steps_left_out(rows: Sequence[Row]) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""Checkpoints, versions, and what the page leaves out."""
+"""Checkpoints, samples, experts, versions, and what the page leaves out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratrain.report.contents import Sample, SavedCheckpoint
-from ratrain.report.figures.frame import number, section, size
+from ratrain.report.contents import ExpertLoads, Sample, SavedCheckpoint
+from ratrain.report.figures.frame import notes, number, section, size
 from ratrain.report.html import Markup, join, table, tag
 
 
@@ -45,6 +45,36 @@ def samples_section(samples: Sequence[Sample]) -> Markup:
             ((f"{each.step:,}", each.prompt, each.text) for each in samples),
             caption="Samples",
             text=(1, 2),
+        ),
+    )
+
+
+def experts_section(experts: ExpertLoads) -> Markup:
+    layers = (
+        (
+            str(each.layer),
+            str(each.busiest),
+            f"{each.busiest_ratio:.2f}",
+            str(each.unused),
+            f"{each.longest_ratio:.2f}",
+        )
+        for each in experts.layers
+    )
+    ranks = ((str(each.rank), f"{each.tokens:,}", f"{each.ratio:.2f}") for each in experts.ranks)
+    return section(
+        "experts",
+        "Experts",
+        "How tokens were spread over experts; a token counts once for each that it chose.",
+        notes(experts.words),
+        table(
+            ("Layer", "Busiest", "Over mean", "Without tokens", "Longest rank over even share"),
+            layers,
+            caption="Experts of each layer",
+        )
+        if experts.layers
+        else None,
+        table(
+            ("Rank", "Tokens of its experts", "Over even share"), ranks, caption="Experts by rank"
         ),
     )
 

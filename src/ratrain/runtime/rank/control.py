@@ -40,6 +40,10 @@ class RankReport:
     sent_bytes: float  # since the rank began
     gradient_norm: float
     skipped_updates: float  # of its units in the step before, where each decides by itself
+    expert_tokens: float  # as `StepLoad` has them
+    expert_tokens_even: float
+    expert_tokens_longest: float
+    expert_busiest: float
     stop: float  # 1: this rank was asked to stop
 
 

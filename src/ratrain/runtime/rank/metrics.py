@@ -14,6 +14,7 @@ from ratrain.readers.json_lines import end_last_line
 from ratrain.runtime.rank.control import RankReport, Round
 from ratrain.runtime.rank.rows import Row, Tracker
 from ratrain.runtime.rank.validation import Validated
+from ratrain.runtime.run_files import RANK_EXPERTS
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.optimizer import learning_rate
 
@@ -135,5 +136,7 @@ def counted_of(reports: Round) -> int:
 
 
 def _rank_row(report: RankReport) -> dict[str, float | None]:
-    values = {name: getattr(report, name) for name in _RANK_FIELDS}
+    has_experts = report.expert_tokens == report.expert_tokens
+    names = (*_RANK_FIELDS, *RANK_EXPERTS) if has_experts else _RANK_FIELDS
+    values = {name: getattr(report, name) for name in names}
     return {name: value if value == value else None for name, value in values.items()}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from ratrain.describe.units import clock_of
 from ratrain.engines.places import Place
 from ratrain.errors import RatrainError
-from ratrain.runtime.environment import FOLLOWED
+from ratrain.runtime.environment import FOLLOWED, MERGED
 from ratrain.runtime.failures import CAUSE, Failure, first_told, worded
 from ratrain.runtime.rank.progress import ProgressMeter, plain_line, sample_line, validation_line
 from ratrain.runtime.rank.rows import Row, is_added, is_validation
@@ -35,7 +35,8 @@ class RankLog:
     def __init__(self, place: Place) -> None:
         self.rank = place.rank  # the engine's, until this rank has its seat
         self._followed = bool(os.environ.get(FOLLOWED))
-        self.for_all_hosts = place.merges  # whether it is read as one text
+        # whether it is read as one text
+        self.for_all_hosts = place.merges or MERGED in os.environ
         self._first = not (place.rank if place.local_rank is None else place.local_rank)
         self._meter: ProgressMeter | None = None
         self._last_s = 0.0

@@ -78,7 +78,8 @@ class StopRequests:
 @contextmanager
 def passed_on(ask: Callable[[], None]) -> Generator[None]:
     """In the block, of a launcher, the first request calls `ask`, and a second one raises
-    KeyboardInterrupt. Only the main thread can hear any."""
+    KeyboardInterrupt; those that are ignored stay so, but SIGINT. Only the main thread can hear
+    any."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -91,11 +92,16 @@ def passed_on(ask: Callable[[], None]) -> Generator[None]:
         asked = True
         ask()
 
-    before = [signal.signal(number, take) for number in REQUESTS]
+    heard = [
+        number
+        for number in REQUESTS
+        if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN
+    ]
+    before = [signal.signal(number, take) for number in heard]
     try:
         yield
     finally:
-        for number, handler in zip(REQUESTS, before, strict=True):
+        for number, handler in zip(heard, before, strict=True):
             signal.signal(number, handler)
 
 

@@ -77,7 +77,7 @@ class Telling:
 
 def tell_end(context: RankContext, run: RankRun, check: RankCheck | None) -> None:
     """Leaves what this rank has measured in the run's folder."""
-    body = {**run.records(), "memory": run.memory()}
+    body = {**run.records(), "memory": run.memory(), "experts": run.experts()}
     write_whole(context.folder.rank_file(context.seat.world_rank, "records"), json.dumps(body))
     if check is not None:
         check.write()

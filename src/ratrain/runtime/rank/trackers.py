@@ -74,6 +74,10 @@ def scalars(row: Row) -> dict[str, float]:
         for name in ("ledger_peak_bytes", "allocated_peak_bytes"):
             if rank[name]:
                 figures[f"{name}/rank_{number}"] = rank[name]
+        if "expert_tokens" in rank:
+            over_even = rank["expert_tokens_longest"] / rank["expert_tokens_even"]
+            figures[f"expert_longest_over_even/rank_{number}"] = over_even
+            figures[f"expert_busiest_over_mean/rank_{number}"] = rank["expert_busiest"]
     return figures
 
 

@@ -20,6 +20,7 @@ from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
+from ratrain.runtime.rank.expert_loads import ExpertLoads
 from ratrain.runtime.rank.forwards import Shared
 from ratrain.runtime.rank.live import Kept, kept_of
 from ratrain.runtime.rank.sampling import Prompts, Sampled, Sampling
@@ -282,6 +283,7 @@ class RankRun:
             fail=self.fail,
         )
         self.control = control
+        self._experts = ExpertLoads(self.states.units)
         self._allocator.reset_peak()
         if self._budget_bytes is not None:
             self._allocator.limit(self._budget_bytes)  # what waits on the host has its own pool
@@ -393,6 +395,10 @@ class RankRun:
             ],
         }
 
+    def experts(self) -> dict[str, Any] | None:
+        """How the run's tokens were spread over the experts of each layer here."""
+        return self._experts.as_json()
+
     def memory(self) -> dict[str, Any]:
         """The ledger's peak, itemised, and what the allocator saw: tensors, and the
         buffers of products."""
@@ -462,6 +468,7 @@ class RankRun:
             sent_bytes=NAN if sent_bytes is None else float(sent_bytes),
             gradient_norm=self.ops.gradient_norm.pop(step - 1, NAN),
             skipped_updates=float(self.ops.skipped_updates.pop(step - 1, 0)),
+            **self._experts.take_step()._asdict(),
             stop=float(self._stop_asked()),
         )
         self._step_began_s = now_s

@@ -21,7 +21,7 @@ from ratrain.describe.strict import load
 from ratrain.engines.places import Place
 from ratrain.errors import SAVED_NOT_FINISHED, SpecError, TransportError
 from ratrain.readers.json import as_table, parse_json
-from ratrain.runtime.environment import ADDRESS, COMMAND, FOLLOWED, launch_of
+from ratrain.runtime.environment import ADDRESS, COMMAND, FOLLOWED, MERGED, launch_of
 from ratrain.runtime.rank.orders import BACK, Meeting
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
@@ -72,28 +72,38 @@ def run_host_ranks(
     *,
     follow_input: bool,
     goes_on: bool = False,
+    alive: Callable[[], bool] | None = None,
+    left_alone: Callable[[], None] = lambda: None,
 ) -> int:
     """Runs some ranks of a run to their end; the exit status. `networks`: the host's addresses,
     where it is on several; `follow_input`: orders come on standard input; `goes_on`: further
-    episodes too."""
+    episodes too; `alive`: whether who gives orders lives, where the end of standard input does not
+    say it; `left_alone`: called at the end if not."""
     environment = base_environment(first.meeting)
     del environment[FOLLOWED]
     if len(networks) > 1:
         environment[ADDRESS] = ",".join(networks)
     elif ADDRESS in os.environ:
         environment[ADDRESS] = os.environ[ADDRESS]
+    if follow_input:
+        environment[MERGED] = "1"
     environment |= {COMMAND: "ratrain launch", "LOCAL_WORLD_SIZE": str(len(first.ranks))}
     with _relayed() as output:
         processes = RankProcesses(
             folder, first.ranks, environment, None, output=output, goes_on=goes_on
         )
-        ends = Following(
+        following = Following(
             processes,
             _say if follow_input else None,
             _take_orders if follow_input else None,
             goes_on=goes_on,
-        ).ends()
+        )
+        if alive is not None:
+            HERE.begin(lambda: following.watch(alive), "watches the launcher")
+        ends = following.ends()
         os.close(output)
+        if following.is_alone:
+            left_alone()
         return worst_status(end.status for end in ends if not end.ended_here)
 
 
@@ -150,6 +160,7 @@ class Following:
         self._interrupt, self._world = interrupt, world
         self._episodes: deque[HostEpisode | None] = deque()  # None: back
         self._state, self._asked, self._interrupts = HostState(), False, 0
+        self.is_alone = False  # who gives orders was lost
 
     def ends(self) -> list[RankEnd]:
         """How each of them ended: by itself, or here, some time after another had failed."""
@@ -175,6 +186,13 @@ class Following:
         except BaseException:
             processes.kill()
             raise
+
+    def watch(self, alive: Callable[[], bool]) -> None:
+        """Ends the ranks once who gives orders is lost."""
+        while alive():
+            self._world.sleep(1.0)
+        self.is_alone = True
+        self.take(END)
 
     def take(self, order: str) -> None:
         """An order, from any thread; "" where none can come any more."""

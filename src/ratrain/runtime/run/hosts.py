@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.overrides import with_overrides
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
+from ratrain.plan import load_job
 from ratrain.readers.toml import read_toml
 from ratrain.runtime.run_folder import RunFolder, RunSpec
+
+WITHOUT = "cluster.without"
+"""The key of a job that says which hosts its run does without."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +31,36 @@ class RunHost:
 
 
 def hosts_of(job: JobSpec, spec: RunSpec) -> list[RunHost]:
-    """All hosts of the cluster, in its order; of one that has as many as a job asks for, those of
-    the job."""
+    """All hosts of the job's cluster, with the ranks that the run has there."""
+    return cluster_hosts(job, spec.device_numbers)
+
+
+def cluster_hosts(job: JobSpec, device_numbers: Sequence[int] = ()) -> list[RunHost]:
+    """All hosts of a cluster, in its order; of one that has as many as a job asks for, those of
+    the job. `device_numbers`: of each rank its device."""
     cluster = job.cluster.spec
     devices = cluster.devices(cluster.size) if cluster.size else job.cluster.members()
     first = {device.host: device for device in reversed(devices)}
     ranks: dict[int, list[int]] = {host: [] for host in sorted(first)}
-    for rank, number in enumerate(spec.device_numbers):
+    for rank, number in enumerate(device_numbers):
         ranks[devices[number].host].append(rank)
     names = numbered([first[host].host_kind.name for host in ranks])
     return [
         RunHost(name, first[host].kind.name, tuple(ranks[host]))
         for name, host in zip(names, ranks, strict=True)
     ]
+
+
+def all_hosts_of(spec: RunSpec) -> dict[str, str]:
+    """The hosts of a run's cluster, those that its program does without among them: of each the
+    kind of its devices."""
+    return {host.name: host.device for host in cluster_hosts(as_asked(spec))}
+
+
+def as_asked(spec: RunSpec) -> JobSpec:
+    """The run's job, for all hosts: with those that it does without now."""
+    kept = [each for each in spec.overrides if each.partition("=")[0].strip() != WITHOUT]
+    return load_job(Path(spec.job_path), kept)
 
 
 def host_called(hosts: list[RunHost], name: str) -> RunHost:

@@ -18,6 +18,7 @@ def launchable_run(folder: RunFolder, python: str) -> Launchable:
     spec = folder.read_spec()
     job = load_job(Path(spec.job_path), spec.overrides)
     hosts = hosts_of(job, spec)
+    sizes = {(host.device, len(host.ranks)) for host in hosts if host.ranks}
     return Launchable(
         folder.path.name,
         str(folder.path),
@@ -26,4 +27,20 @@ def launchable_run(folder: RunFolder, python: str) -> Launchable:
         spec.threads,
         any(map(is_gpu, device_kinds(job, spec))),
         len(job.cluster.spec.device),
+        replans=job.layout is None
+        and job.checkpoint.disks == "shared"
+        and sum(bool(host.ranks) for host in hosts) > 1
+        and len({kind for kind, _ in sizes}) == len(sizes),
     )
+
+
+def host_names(folder: RunFolder) -> list[str]:
+    """The hosts of a run that have ranks, in the order of `Launchable.groups`."""
+    spec = folder.read_spec()
+    hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
+    groups = groups_of((host.device, len(host.ranks)) for host in hosts)
+    alike = {(group.kind, group.ranks_each): list[str]() for group in groups}
+    for host in hosts:
+        if host.ranks:
+            alike[host.device, len(host.ranks)].append(host.name)
+    return [name for names in alike.values() for name in names]

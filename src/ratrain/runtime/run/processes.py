@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from ratrain.errors import RunFailed, SpecError, TransportError
+from ratrain.errors import SAVED_NOT_FINISHED, RunFailed, SpecError, TransportError
 from ratrain.readers.files import unwritable
 from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT, START
@@ -100,8 +100,11 @@ class RankProcesses:
 
     @property
     def failed(self) -> bool:
-        """Whether any rank has failed, or lost another."""
-        return any(child.process.poll() or BACK in child.said for child in self._children)
+        """Whether any rank has failed, or lost another. One that was asked to stop has saved."""
+        fine = None, 0, SAVED_NOT_FINISHED
+        return any(
+            child.process.poll() not in fine or BACK in child.said for child in self._children
+        )
 
     @property
     def meet(self) -> bool:

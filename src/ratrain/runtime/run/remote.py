@@ -3,7 +3,7 @@
 What a host prints appears here behind its name. A request to stop goes to every host on the
 standard input of its command, since ssh passes no signals; where the connection breaks, the ranks
 beyond it save and stop. A host says twice a second that it is alive. One that is silent is asked
-over a connection of its own: where that is silent too, it is lost `SILENT_S` after its last word,
+over a connection of its own: where that is silent too, it is lost two seconds after its last word,
 since its power, cable or kernel may have failed, which other ranks' connections show much later. A
 host that answers has much to do, and is given time.
 """
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import IO, Protocol
 
 from ratrain.describe.strict import load
-from ratrain.errors import RunFailed, TransportError
+from ratrain.errors import SAVED_NOT_FINISHED, RunFailed, TransportError
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.rank.orders import BACK
 from ratrain.runtime.rank.stop import passed_on
@@ -35,8 +35,9 @@ themselves."""
 _GRACE_S = 10.0
 _JOIN_S = 60.0
 """How long hosts that are taken in may take until their ranks look for the others."""
-ASK_S, SILENT_S, BUSY_S = 1.0, 2.0, 20.0
-"""A host that is silent for so long is asked; is lost, if it has not answered; is lost anyway."""
+ASK_S, ANSWER_S, BUSY_S = 1.0, 1.0, 20.0
+"""A host that is silent for so long is asked; is lost, if it has not answered in such a time; a
+host is lost anyway that has been silent for so long."""
 BEGIN_S, STARTS_S = 10.0, 60.0
 """One whose command has said nothing yet is asked after so long, has as long to answer, and is lost
 anyway when other ranks look for its own no longer."""
@@ -48,7 +49,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class HostCommand:
-    """What to run on a host. `target`: what `rsh` calls it; `episode`: what the command begins
+    """What to run on a host. `target`: its address; `episode`: what the command begins
     with, which a host whose command runs already is told instead."""
 
     host: str
@@ -218,6 +219,11 @@ class Line(Protocol):
         """Nothing happens where it has ended."""
         ...
 
+    @property
+    def answer_s(self) -> float:
+        """How long a host that is alive may take to answer."""
+        ...
+
     def ask(self) -> Callable[[], bool]:
         """Asks the host over another connection; what is returned says whether it has answered."""
         ...
@@ -255,7 +261,8 @@ class _Host:
 
     @property
     def failed(self) -> bool:
-        return self.lost or bool(self._line.status) or (self._is_news and self._state.failed)
+        ended_badly = self._line.status not in (None, 0, SAVED_NOT_FINISHED)
+        return self.lost or ended_badly or (self._is_news and self._state.failed)
 
     @property
     def back(self) -> bool:
@@ -288,7 +295,7 @@ class _Host:
         if self.lost or not self.running:
             return
         now_s, heard_s = self._world.now_s(), self._heard_s
-        ask_s, answer_s, busy_s = ASK_S, SILENT_S - ASK_S, BUSY_S
+        ask_s, answer_s, busy_s = ASK_S, self._line.answer_s, BUSY_S
         if heard_s is None:
             heard_s, ask_s, answer_s, busy_s = self._began_s, BEGIN_S, BEGIN_S, STARTS_S
         silent_s = now_s - heard_s
@@ -339,12 +346,17 @@ class _Host:
 
 
 class Shell:
-    """A command over ssh, or another command that runs words there."""
+    """A command over ssh, or another command: `there` runs the command line behind it on the
+    host."""
 
     def __init__(
-        self, command: HostCommand, hear: Callable[[str], None], rsh: Sequence[str]
+        self,
+        command: HostCommand,
+        hear: Callable[[str], None],
+        there: Sequence[str],
+        answer_s: float = ANSWER_S,
     ) -> None:
-        self._there = [*rsh, command.target]
+        self._there, self.answer_s = there, answer_s
         words = [*self._there, shlex.join(command.words)]
         try:
             self._child = subprocess.Popen(

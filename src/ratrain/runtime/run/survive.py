@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,13 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import SAVED_NOT_FINISHED, CheckpointError, PeerDown, RatrainError, RunFailed
 from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
+from ratrain.runtime.run.hosts import WITHOUT, as_asked
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.ready import Launcher
 from ratrain.runtime.run.remote import LOST, Connect, Everywhere, HostCommand, Hosts
 from ratrain.runtime.run.world import HERE, World
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
-_WITHOUT = "cluster.without"
 ANSWER_S, LOOK_S = 10.0, 2.0
 """A host that takes longer to answer is taken for lost: when nothing runs; while others do."""
 _TRIES = 10
@@ -199,15 +199,15 @@ class FolderPlanning:
     @property
     def left_out(self) -> set[str]:
         spec = self.folder.read_spec()
-        return _left_out(_as_asked(spec), spec)
+        return _left_out(as_asked(spec), spec)
 
     @property
     def is_fixed(self) -> bool:
-        return _as_asked(self.folder.read_spec()).layout is not None
+        return as_asked(self.folder.read_spec()).layout is not None
 
     def plan(self, lost: tuple[str, ...]) -> None:
         spec = self.folder.read_spec()
-        asked = _as_asked(spec)
+        asked = as_asked(spec)
         if set(lost) == _left_out(asked, spec):
             return
         if asked.checkpoint.disks == "per-host":
@@ -223,7 +223,7 @@ class FolderPlanning:
             Path(spec.job_path),
             threads=spec.threads,
             calibrate=spec.calibrate,
-            overrides=(f"{_WITHOUT}=[{listed}]",),
+            overrides=(f"{WITHOUT}=[{listed}]",),
             replans=True,
         )
         launcher = self.launcher()
@@ -231,24 +231,24 @@ class FolderPlanning:
             try:
                 launcher.resumed(request, self.folder.path)
             except RatrainError as error:
-                if asked.layout is None:
+                if not lost:
                     raise
+                planned = ", or remove [layout] from the job, so that it is planned for those"
                 raise RunFailed(
                     f"the hosts that are left cannot take the run over: {error.what}",
                     place=error.place,
-                    fix="bring the others back and launch again, or remove [layout] from the job, "
-                    "so that it is planned for the hosts that there are",
+                    fix=f"bring the others back and launch again{planned if asked.layout else ''}",
                 ) from error
 
 
-def asked_over(rsh: Sequence[str], targets: Mapping[str, str]) -> Ask:
-    """Asks over `rsh`, which calls hosts `targets`, all at once."""
+def asked_over(reached: Callable[[str], Sequence[str]]) -> Ask:
+    """Asks all at once. `reached`: of a host's name what runs a command line there."""
 
     def ask(names: Collection[str], patience_s: float) -> set[str]:
         answer: set[str] = set()
 
         def ask_one(name: str) -> None:
-            words = [*rsh, targets[name], "true"]
+            words = [*reached(name), "true"]
             with suppress(OSError, subprocess.TimeoutExpired):
                 done = subprocess.run(
                     words, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s
@@ -276,17 +276,6 @@ def _require_reached(ended: Everywhere) -> None:
             fix="give addresses with --at NAME=ADDRESS, or another command than ssh with --rsh; "
             "with --restarts a run goes on without hosts that are lost",
         )
-
-
-def hosts_asked_for(spec: RunSpec) -> list[str]:
-    """The hosts of a run's cluster, with those that its program does without."""
-    return _as_asked(spec).cluster.spec.host_names()
-
-
-def _as_asked(spec: RunSpec) -> JobSpec:
-    """The run's job, for all hosts: with those that it does without now."""
-    kept = [each for each in spec.overrides if each.partition("=")[0].strip() != _WITHOUT]
-    return load_job(Path(spec.job_path), kept)
 
 
 def _left_out(asked: JobSpec, spec: RunSpec) -> set[str]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ratrain.cli.terminal.json_output import print_json
 from ratrain.cli.terminal.options import PATH
+
+if TYPE_CHECKING:
+    from ratrain.engines.slurm_steps import Node
+    from ratrain.runtime.run.hosts import RunHost
+    from ratrain.runtime.run_folder import RunSpec
 
 
 @click.command("hosts")
@@ -44,6 +52,12 @@ from ratrain.cli.terminal.options import PATH
     help="What runs words on a host: COMMAND ADDRESS WORDS.",
 )
 @click.option(
+    "--slurm",
+    is_flag=True,
+    help="The hosts are the nodes of the Slurm allocation that this is typed in, each reached by a "
+    "step of its own.",
+)
+@click.option(
     "--python",
     metavar="PATH",
     default=sys.executable,
@@ -67,6 +81,7 @@ def command(
     addresses: tuple[str, ...],
     port: int,
     rsh: str,
+    slurm: bool,
     python: str,
     restarts: int,
     follow_input: bool,
@@ -92,27 +107,23 @@ def command(
       ratrain launch hosts /shared/run --at birch=10.0.0.1 --rsh "ssh -l ada"
       ratrain launch hosts /shared/run --host oak --at birch=10.0.0.1
     """
-    from ratrain.cli.runs.train import prepare_data
+    from ratrain.engines.slurm_steps import ANSWER_S as SLURM_ANSWER_S
+    from ratrain.engines.slurm_steps import queue_again
     from ratrain.plan import load_job
-    from ratrain.runtime.kept_metrics import set_damage_aside
-    from ratrain.runtime.ownership import Claim, claim_run, handed_on
+    from ratrain.runtime.ownership import handed_on, inherited
     from ratrain.runtime.rank.orders import Meeting, new_start
     from ratrain.runtime.run.host_ranks import HostEpisode, run_host_ranks
-    from ratrain.runtime.run.hosts import host_called, hosts_of
-    from ratrain.runtime.run.ready import Launcher
-    from ratrain.runtime.run.remote import HostCommand, Shell
-    from ratrain.runtime.run.survive import (
-        FolderPlanning,
-        Surviving,
-        asked_over,
-        hosts_asked_for,
-    )
+    from ratrain.runtime.run.hosts import all_hosts_of, host_called, hosts_of
     from ratrain.runtime.run_folder import RunFolder
 
     folder = RunFolder(run.resolve())
     spec = folder.read_spec()
     hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
-    names = dict.fromkeys((*hosts_asked_for(spec), *(each.name for each in hosts)))
+    names = dict.fromkeys((*all_hosts_of(spec), *(each.name for each in hosts)))
+    nodes: dict[str, Node] = {}
+    if slurm and host is None:
+        nodes, port = _slurm(spec, hosts)
+        addresses += tuple(f"{name}={node.name}" for name, node in nodes.items())
     networks = _addresses(addresses, list(names))
     address_of = {name: own[0] for name, own in networks.items()}
     if host is not None and not as_json:
@@ -120,13 +131,24 @@ def command(
         first = next(each.name for each in hosts if 0 in each.ranks)
         meeting = Meeting(spec.seats.world_size, address_of[first], port, start)
         with handed_on(claim) if claim else nullcontext():
+            owned = inherited(folder.path) if slurm and claim else None
             return run_host_ranks(
                 folder,
                 HostEpisode(tuple(ranks), meeting),
                 networks.get(host, ()),
                 follow_input=follow_input,
                 goes_on=claim is not None,
+                alive=owned.beats if owned else None,  # a step's input stays open
+                left_alone=lambda: queue_again(os.environ),
             )
+
+    # Not for one host's ranks, which should begin soon.
+    from ratrain.cli.runs.train import prepare_data
+    from ratrain.runtime.kept_metrics import set_damage_aside
+    from ratrain.runtime.ownership import Claim, claim_run
+    from ratrain.runtime.run.ready import Launcher
+    from ratrain.runtime.run.remote import ANSWER_S, HostCommand, Shell
+    from ratrain.runtime.run.survive import FolderPlanning, Surviving, asked_over
 
     def commands(*more: str, start: str = "") -> list[HostCommand]:
         spec = folder.read_spec()
@@ -145,6 +167,12 @@ def command(
             for each in hosts
             if each.ranks
         ]
+
+    def reached(name: str) -> list[str]:
+        if slurm:
+            cpus = spec.threads * max(len(each.ranks) for each in hosts)
+            return nodes[name].reached(cpus) if name in nodes else ["false"]
+        return [*shlex.split(rsh), address_of[name]]
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -165,7 +193,7 @@ def command(
             for line in set_damage_aside(folder):
                 say(line)
         handed = ("--claim", own_claim.words) if own_claim else ()
-        words = shlex.split(rsh)
+        answer_s = SLURM_ANSWER_S if slurm else ANSWER_S
         planning = FolderPlanning(
             folder,
             lambda: Launcher(
@@ -180,14 +208,34 @@ def command(
         )
         surviving = Surviving(
             planning,
-            lambda: commands("--follow-input", *handed, start=new_start()),
+            lambda: commands(
+                "--follow-input", *handed, *(["--slurm"] if slurm else []), start=new_start()
+            ),
             list(address_of),
-            lambda host_command, hear: Shell(host_command, hear, words),
-            asked_over(words, address_of),
+            lambda host_command, hear: Shell(
+                host_command, hear, reached(host_command.host), answer_s
+            ),
+            asked_over(reached),
             say,
             goes_on=own_claim is not None,
         )
         return surviving.run(restarts)
+
+
+def _slurm(spec: RunSpec, hosts: Sequence[RunHost]) -> tuple[dict[str, Node], int]:
+    """The nodes of hosts, those first that have ranks; where rank 0 is met. From now on Slurm's
+    signals are for ranks, which get them from it."""
+    from ratrain.engines.slurm_steps import allocation_of, node_of_hosts
+    from ratrain.runtime.run.hosts import all_hosts_of
+
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    allocation = allocation_of(os.environ)
+    kinds = all_hosts_of(spec)
+    ranked = [host.name for host in hosts if host.ranks]
+    wanted = dict.fromkeys((*ranked, *kinds))
+    wanted = [(name, kinds[name]) for name in wanted]
+    return node_of_hosts(wanted, allocation.nodes, {*kinds.values()}), allocation.port
 
 
 def _at(networks: Mapping[str, tuple[str, ...]], first: str, own: str) -> Iterator[str]:

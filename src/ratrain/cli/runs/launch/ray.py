@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ratrain.cli.runs.launch.prepared import Asked, launchable, run_options
 from ratrain.cli.terminal.json_output import print_json
 from ratrain.cli.terminal.options import Whole
+
+if TYPE_CHECKING:
+    from ratrain.engines.groups import Launchable
 
 
 @click.command("ray")
@@ -30,15 +37,22 @@ def command(address: str | None, restarts: int, as_json: bool, **asked: Any) -> 
     Each host of the plan is a bundle of one placement group, as large as its ranks need. Of
     a cluster of several kinds a bundle goes to nodes whose label `kind` is the device's name
     (`ray start --labels kind=NAME`). Ctrl-C or SIGTERM saves and stops; a rank, actor or
-    node that is lost starts all ranks again from the latest checkpoint.
+    node that is lost starts all ranks again from the latest checkpoint; where a node is
+    drained they save first. A run without [layout] is planned anew for the hosts that there
+    is room for.
 
     \b
     Examples:
       ratrain launch ray job.toml --run /shared/run
       ratrain launch ray /shared/run --address 10.0.0.1:6379 --restarts 10
     """
+    from ratrain.cli.runs.train import prepare_data
     from ratrain.engines.ray import bundles_of, connect, ray_module
+    from ratrain.runtime.run.launchable import host_names, launchable_run
     from ratrain.runtime.run.on_ray import run_on_ray
+    from ratrain.runtime.run.ready import Launcher
+    from ratrain.runtime.run.survive import FolderPlanning
+    from ratrain.runtime.run_folder import RunFolder
 
     if as_json:
         run = launchable(Asked(**asked))
@@ -47,4 +61,19 @@ def command(address: str | None, restarts: int, as_json: bool, **asked: Any) -> 
     ray_module()  # before anything is planned for it
     run = launchable(Asked(**asked))
     connect(address)
-    return run_on_ray(run, restarts, lambda line: click.echo(line, err=True))
+
+    def replanned(without: Sequence[int]) -> Launchable:
+        folder = RunFolder(Path(run.run))
+        launcher = partial(
+            *(Launcher, "ratrain launch ray", say, prepare_data, ExitStack()), starts_here=False
+        )
+        names = host_names(folder)
+        gone = FolderPlanning(folder, launcher, say)
+        gone.plan(tuple({*gone.left_out, *(names[number] for number in without)}))
+        return launchable_run(folder, run.python)
+
+    return run_on_ray(run, restarts, say, replanned)
+
+
+def say(line: str) -> None:
+    click.echo(line, err=True)

@@ -50,7 +50,8 @@ def command(
 
     Hosts of several kinds become a het job: a component for each kind, whose name is the
     nodes' feature. When the job is preempted or its time is nearly up, ranks save, and it
-    is queued again; what is behind -- becomes an #SBATCH line of every component.
+    is queued again; it goes on without a node that is lost. What is behind -- becomes an
+    #SBATCH line of every component.
 
     \b
     Examples:

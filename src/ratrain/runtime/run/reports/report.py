@@ -15,6 +15,7 @@ from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.episodes import episodes_of
 from ratrain.runtime.run.facts import attempts, read_facts
 from ratrain.runtime.run.reports.counted import Counted, counted_of, whole_periods
+from ratrain.runtime.run.reports.experts import expert_load
 from ratrain.runtime.run.reports.goodput import goodput_json, goodput_of
 from ratrain.runtime.run.reports.itemise import KINDS, OF_TIERS, measured_kinds
 from ratrain.runtime.run.reports.merge import merge_records, write_measured
@@ -88,6 +89,7 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
         "kinds_step": typical,
         "memory": memory,
         "moved": moved_in_steps(folder, spec),
+        "experts": expert_load(folder, spec, own_rows),
         "checkpoints": [
             {
                 "path": str(checkpoint.path),

@@ -10,6 +10,7 @@ from ratrain.describe.units import format_bytes, format_time
 from ratrain.program.text.family_groups import group_name, grouped
 from ratrain.runtime.rank.progress import shown_text
 from ratrain.runtime.run.episodes import episode_words
+from ratrain.runtime.run.reports.experts import expert_text
 from ratrain.runtime.run.reports.goodput import PARTS
 from ratrain.runtime.run.reports.kind_names import kind_names
 from ratrain.runtime.run.reports.moved import moved_text
@@ -139,6 +140,7 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
     yield f"The indented rows are means over ranks{_of_step(report['kinds_step'])}."
     if step["predicted"] is None:
         yield "No prediction: the run was not calibrated."
+    yield from expert_text(report)
 
 
 def longest_s(kind: dict[str, Any]) -> float:

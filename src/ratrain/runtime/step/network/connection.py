@@ -44,8 +44,11 @@ _BLOCK_BYTES = 1 << 20
 """A body whose length the sender chooses is given memory as it arrives, this much at a time."""
 _PARTS_AT_ONCE = 1000
 """The operating system takes 1,024."""
-_IDLE_S, _PROBE_S, _PROBES = 60, 20, 6
-"""Firewalls forget connections that are idle for long: a lane may have nothing to say for hours."""
+_IDLE_S, _PROBE_S, _PROBES = 10, 5, 3
+"""Firewalls forget connections that are idle for long: a lane may have nothing to say for hours.
+And a machine that is gone is noticed in 25 s by those that wait for its tensors: the kernel answers
+probes, however long its ranks compute or stand still. No limit on what is sent and not taken, which
+would end connections to ranks that do."""
 
 
 class Connection:
@@ -79,7 +82,7 @@ class Connection:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             for each in (sock, *rails):
-                _prepare(each, patience_s)
+                _prepare(each)
 
     def close(self) -> None:
         """The peer sees the end of the stream."""
@@ -492,7 +495,7 @@ def _silent(
     )
 
 
-def _prepare(sock: socket.socket, patience_s: float) -> None:
+def _prepare(sock: socket.socket) -> None:
     """Small frames leave at once; a peer's machine that is gone is noticed."""
     choose_congestion(sock)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -501,7 +504,6 @@ def _prepare(sock: socket.socket, patience_s: float) -> None:
         ("TCP_KEEPIDLE", _IDLE_S),
         ("TCP_KEEPINTVL", _PROBE_S),
         ("TCP_KEEPCNT", _PROBES),
-        ("TCP_USER_TIMEOUT", max(1, round(patience_s * 1000))),
     ):
         option = getattr(socket, name, None)
         if option is not None:
