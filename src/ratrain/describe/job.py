@@ -16,6 +16,7 @@ from ratrain.describe.amounts import (
     SizeBytes,
     Turn,
 )
+from ratrain.describe.average_wires import AVERAGE_WIRES, AverageWire, WireForm
 from ratrain.describe.backends import Backend, backend_named
 from ratrain.describe.cluster import ClusterSpec, Device
 from ratrain.describe.device import DeviceKind
@@ -137,9 +138,10 @@ class ScheduleSpec:
     average_between: Literal["replicas", "sites"] = "replicas"
     # by a unit's name the step of a period in which it is averaged; left out: as costs least
     average_turns: FrozenMap[Turn] = _NO_TURNS
-    # in which averages are sent: fp32, or bf16 with error feedback, as what replicas learnt since
-    # the last outer step ([train] outer_learning_rate; 1 without momentum makes it a mean)
-    average_wire: Literal["fp32", "bf16"] = "fp32"
+    # in which averages are sent: fp32; or with error feedback in bf16, or as integers that share a
+    # scale by 64, as what replicas learnt since the last outer step ([train] outer_learning_rate;
+    # 1 without momentum makes it a mean)
+    average_wire: AverageWire = "fp32"
     memory_budget_bytes: SizeBytes | None = None  # of each rank; left out: its device's first tier
     recovery_buffer: Count = 2  # layers recomputed at once
     # whether a rank adds up its part of a gradient, or all of it
@@ -360,12 +362,17 @@ class JobSpec:
         return data // len(self.sites) if self.sites else 1
 
     @property
-    def averaged_bytes(self) -> int:
+    def averaged_bytes(self) -> float:
         """What replicas that average a parameter send of it: by turns its weight alone, else its
         states too."""
         if not self.schedule.averages_by_turns:
             return self.train.rule.saved_bytes
-        return 2 if self.schedule.average_wire == "bf16" else 4
+        return self.averages_form.bytes_per_param
+
+    @property
+    def averages_form(self) -> WireForm:
+        """In what averages by turns are sent."""
+        return AVERAGE_WIRES[self.schedule.average_wire]
 
     @property
     def awaits_overflow(self) -> bool:

@@ -150,7 +150,7 @@ def _schedule(s: Starter) -> _Table:
             _Line("averages", "early-start", '"local-sgd" or "dreamddp": see average_every'),
             _Line("average_between", "sites", "who trains apart; default: each replica"),
             _Line("average_turns", {}, "each unit's step of a period; default: as costs least"),
-            _Line("average_wire", "bf16", "of averages, with an outer step; default: fp32"),
+            _Line("average_wire", "int8", "or bf16, int4, with an outer step; default: fp32"),
             _Line("gradient_accumulation", "auto", '"local" or "sharded"'),
             _Line(
                 "gradient_bucket",

@@ -48,7 +48,8 @@ def calibrated(
             wire.gradients.itemsize,
             wire.boundaries.itemsize,
             DTYPES[context.spec.gradient_dtype_of(0)].itemsize,
-            context.job.train.rule.saved_bytes,
+            context.job.averaged_bytes,
+            context.job.averages_form.told_bytes_per_param,
         )
         agrees = run.ops.clipping.by_unit and context.program.setup.sharding > 0
         write_prediction(
