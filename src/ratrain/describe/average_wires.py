@@ -29,7 +29,7 @@ class WireForm:
         return 4.0 if self.has_scales else self.bytes_per_param
 
 
-AVERAGE_WIRES: Mapping[AverageWire, WireForm] = {
+AVERAGE_WIRES: Mapping[str, WireForm] = {
     "fp32": WireForm(32),
     "bf16": WireForm(16),
     "int8": WireForm(8, has_scales=True),

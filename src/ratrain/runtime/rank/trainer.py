@@ -152,7 +152,7 @@ class RankRun:
             Wire(
                 DTYPES[spec.gradients_travel_in],
                 DTYPES[spec.boundaries_travel_in],
-                INTEGERS.get(job.schedule.average_wire),
+                INTEGERS.get(setup.average_wire),
             ),
             device,
             job.train.rule,
