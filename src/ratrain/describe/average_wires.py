@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 AverageWire = Literal["fp32", "bf16", "int8", "int4"]
+AskedWire = Literal["fp32", "bf16", "int8", "int4", "auto"]
+"""As a job asks for it: "auto" leaves it to the planner."""
 BLOCK, SCALE_BYTES = 64, 2
 """Integers have a scale in bf16 for so many of them, which are of one parameter: all parameters of
 a unit begin at a multiple of it."""
@@ -29,6 +31,7 @@ class WireForm:
         return 4.0 if self.has_scales else self.bytes_per_param
 
 
+# The widest first.
 AVERAGE_WIRES: Mapping[str, WireForm] = {
     "fp32": WireForm(32),
     "bf16": WireForm(16),

@@ -111,6 +111,12 @@ def strategy_of(job: JobSpec) -> Strategy:
 def _require_averages(job: JobSpec, file: str) -> None:
     """Refuses what is said of averages that a job does not make."""
     schedule = job.schedule
+    if schedule.leaves_period_open:
+        raise SpecError(
+            "the planner says how often replicas average, and was not asked here",
+            place=f"{file} [schedule] average_exposed",
+            fix="set average_every in its place: `ratrain plan` and `simulate` say which",
+        )
     if schedule.average_every is None and schedule.averages != "local-sgd":
         raise SpecError(
             f"replicas average nothing, whatever the order ({schedule.averages})",
