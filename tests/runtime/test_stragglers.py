@@ -46,6 +46,13 @@ def test_ranks_that_are_unequal_from_the_beginning_or_slow_for_a_few_steps_are_n
     assert said(times) == []
 
 
+def test_a_rank_that_goes_back_and_forth_is_named_ever_less_often() -> None:
+    turn = [[1.0]] * (3 * STEPS) + [[2.0]] * (3 * STEPS)
+    lines = said([[1.0]] * NEEDED + 100 * turn)
+    assert 6 <= len(lines) <= 10
+    assert [("slow" in line) for line in lines] == [True, False] * (len(lines) // 2)
+
+
 def test_a_rank_whose_slowness_costs_no_step_anything_is_not_named() -> None:
     watch = Stragglers(lambda rank: f"rank {rank}")
     times = [1.0] * (NEEDED) + [2.0] * (3 * STEPS)

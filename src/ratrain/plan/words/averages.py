@@ -21,8 +21,9 @@ def periods_text(found: Sequence[Period], schedule: ScheduleSpec) -> Iterator[st
     chosen = chosen_words(found, schedule)
     yield from wrapped(f"{chosen[:1].upper()}{chosen[1:]}.") if chosen else ()
     yield from wrapped(
-        "Averages, as simulated, of what fits: the longer a period, the longer replicas drift apart, and the "
-        "less a step waits. Limit: a step's compute, or what its averages take on their line."
+        "Averages, as simulated, of what fits: the longer a period, the longer replicas drift "
+        "apart, and the less a step waits. Limit: a step's compute, or what its averages take on "
+        "their line."
     )
     heads = "  ".join(f"{head:>9}" for head in ("step", "exposed", "compute", "line"))
     yield f"  {'steps':>5}  wire  {heads}  limit/step"

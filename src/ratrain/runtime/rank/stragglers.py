@@ -7,7 +7,7 @@ before anybody looks at a chart.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -22,6 +22,10 @@ SLOWER, AGAIN, COSTS = 1.3, 1.15, 1.1
 """Slower by the first factor, in the median, where steps are by the last one, it is named; below
 the second it is no more."""
 
+_LONGER = 4
+"""A rank that goes back and forth, as on a busy machine, is named ever less often: after so many
+times as many steps, each time."""
+
 
 class Stragglers:
     """Watches all ranks of a run. `named`: a rank in words."""
@@ -32,6 +36,8 @@ class Stragglers:
         self._first: list[list[float]] = []
         self._last: deque[list[float]] = deque(maxlen=STEPS)
         self._slow: set[int] = set()
+        self._times = Counter[int]()  # that a rank was named
+        self._quiet_before: dict[int, int] = {}
 
     def of_round(self, step: int, reports: Round) -> list[str]:
         """What there is to say after a step."""
@@ -64,8 +70,11 @@ class Stragglers:
         """What has changed about a rank."""
         ratio = now[rank] / before[rank] if before[rank] > 0 else 1.0
         costs = now[-1] > COSTS * before[-1]
-        if rank not in self._slow and ratio > SLOWER and costs:
+        may_be_named = rank not in self._slow and step >= self._quiet_before.get(rank, 0)
+        if may_be_named and ratio > SLOWER and costs:
             self._slow.add(rank)
+            self._times[rank] += 1
+            self._quiet_before[rank] = step + STEPS * _LONGER ** self._times[rank]
             since = step + 2 - STEPS // 2
             return (
                 f"{self._named(rank)} has become slow: it computes {ratio:.1f} x as long as at "

@@ -67,6 +67,7 @@ class Connection:
         self.parts: LandingParts | None = None  # of the frame that is being received, over rails
         self.fd = sock.fileno()
         self.sent_bytes = 0  # headers, and what peers read, too
+        self.why_lost = ""  # where that is known here
         self._sock = sock
         self._head = memoryview(bytearray(_HEADER.size + MOST_ROWS * _ROW.size))
         self._head_got, self._head_size = 0, _HEADER.size
@@ -93,6 +94,11 @@ class Connection:
             self._sock.shutdown(socket.SHUT_RDWR)
         if self.rails is not None:
             self.rails.hang_up()
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """Its own, and those over further networks."""
+        return [self._sock, *(self.rails.sockets if self.rails is not None else ())]
 
     # ---- one frame at a time ----------------------------------------------------------------
 
@@ -232,9 +238,10 @@ class Connection:
 
     def lost(self, error: OSError | None) -> PeerDown:
         """That the peer is gone."""
-        because = f": {error.strerror or error}" if error else ""
+        because = self.why_lost or (error and (error.strerror or error))
         return PeerDown(
-            f"rank {self.rank} lost its connection to rank {self.peer}{because}",
+            f"rank {self.rank} lost its connection to rank {self.peer}"
+            + (f": {because}" if because else ""),
             fix="check why that rank ended",
         )
 

@@ -43,11 +43,10 @@ class Rail:
     """One of the sockets. One thread at a time sends on it, and one receives."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.fd = sock.fileno()
+        self.sock, self.fd = sock, sock.fileno()
         self.leaving: list[memoryview] = []  # the rest of a part, its header first
         self.begins = 0  # where the rest of it begins in its frame
         self.frame, self.at, self.left = -1, 0, 0  # of the part that comes in
-        self._sock = sock
         self._head = memoryview(bytearray(_PART.size))
         self._head_got = 0
         self.has_ended = False  # the other end has closed it, after a whole part
@@ -58,11 +57,11 @@ class Rail:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
     def close(self) -> None:
-        self._sock.close()
+        self.sock.close()
 
     def hang_up(self) -> None:
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self.sock.shutdown(socket.SHUT_RDWR)
 
     # ---- out --------------------------------------------------------------------------------
 
@@ -75,7 +74,7 @@ class Rail:
         """Sends of its part what can be sent now; whether that was the rest."""
         while self.leaving:
             try:
-                count = self._sock.sendmsg(self.leaving)
+                count = self.sock.sendmsg(self.leaving)
             except (BlockingIOError, InterruptedError):
                 return False
             self._pushed += count
@@ -122,7 +121,7 @@ class Rail:
     def pull(self, room: memoryview) -> int:
         """Receives what is there; how many bytes that is."""
         try:
-            count = self._sock.recv_into(room)
+            count = self.sock.recv_into(room)
         except (BlockingIOError, InterruptedError):
             return 0
         self.has_ended = not count
@@ -135,7 +134,7 @@ class Rail:
         off."""
         size = min(size or _PART.size - self._head_got, _WAKE_BYTES)
         if size != self._wakes_at:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._wakes_at = size
 
 
@@ -145,6 +144,10 @@ class Rails:
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self.all = tuple(map(Rail, sockets))
         self._sent = self._came = 0
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        return [rail.sock for rail in self.all]
 
     def close(self) -> None:
         for rail in self.all:

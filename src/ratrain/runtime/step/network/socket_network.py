@@ -43,6 +43,7 @@ from ratrain.runtime.step.network.links import (
     parts_channel,
 )
 from ratrain.runtime.step.network.network import Copy
+from ratrain.runtime.step.network.rail_watch import RailWatch
 
 T = TypeVar("T")
 
@@ -66,6 +67,7 @@ class SocketNetwork:
         self._divides_rows = divides_rows
         self._broadcasts = broadcasts_of(seats, seat, links)
         self._tensor = self._tensor_groups() if seat.division.degree > 1 else {}
+        self._watch = RailWatch(links.values())
 
     def tensor_group(self, lane: Lane) -> TensorGroup | None:
         return self._tensor.get(lane)
@@ -231,6 +233,7 @@ class SocketNetwork:
 
     def close(self) -> None:
         """Peers see the end of every stream."""
+        self._watch.close()
         for link in self._links.values():
             link.close()
 
