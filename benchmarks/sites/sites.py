@@ -1,5 +1,6 @@
 """Two sites of one replica each, a thin line between them: averages by turns against torch's DDP
-and its own LocalSGD. `python benchmarks/sites/sites.py [--rates 20 50 100] [--steps 24]`, as root.
+and its own LocalSGD. `python benchmarks/sites/sites.py [--rates 20 50 100] [--steps 24] [--wires]`,
+as root; `--wires`: averages alone, in each wire with an outer step that makes a mean.
 
 Every method trains a model of the same size, on one thread, in two network namespaces whose ports
 carry the rate (token bucket). A step's time is the median over periods of eight steps, each the
@@ -13,8 +14,12 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
+
+from ratrain.describe.average_wires import AVERAGE_WIRES
 
 HERE = Path(__file__).parent
 PERIOD, LENGTH, BATCH = 8, 128, 4
@@ -108,17 +113,16 @@ files = ["text.jsonl"]
 tokenizer = "bytes"
 """
 EARLY = f"schedule.average_every={PERIOD}", "schedule.averages=early-start"
+MEAN = *EARLY, "train.outer_learning_rate=1.0", "train.outer_momentum=0.0"
+WIRES = {
+    f"early-start in {wire}": (*MEAN, f"schedule.average_wire={wire}") for wire in AVERAGE_WIRES
+}
 OURS: dict[str, tuple[str, ...]] = {
     "every step": (),
     "local-sgd": (f"schedule.average_every={PERIOD}",),
     "dreamddp": (f"schedule.average_every={PERIOD}", "schedule.averages=dreamddp"),
     "early-start": EARLY,
-    "early-start in bf16": (
-        *EARLY,
-        "schedule.average_wire=bf16",
-        "train.outer_learning_rate=1.0",
-        "train.outer_momentum=0.0",
-    ),
+    "early-start in bf16": WIRES["early-start in bf16"],
 }
 
 
@@ -140,14 +144,31 @@ def prepare(folder: Path, rate: int, steps: int) -> None:
         ratrain(folder, "data", "--sample-text", "text.jsonl")
 
 
-def ours(folder: Path, name: str, rate: int) -> tuple[list[float], float]:
-    """Seconds of each step, and as predicted before the run."""
+@dataclass(frozen=True)
+class Ours:
+    """A run: seconds of each step and as predicted before it; of each step what the slower rank did
+    not compute, and the bytes that both sockets were given."""
+
+    times: list[float]
+    predicted_s: float
+    waits: list[float]
+    sent: list[float]
+
+
+def ours(folder: Path, name: str, keys: tuple[str, ...], rate: int) -> Ours:
     run = folder / f"{name.replace(' ', '-')}-{rate}"
-    sets = [word for each in OURS[name] for word in ("--set", each)]
+    sets = [word for each in keys for word in ("--set", each)]
     ratrain(folder, "train", "job.toml", "--lab", "--run", str(run), *sets)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    predicted = json.loads((run / "prediction.json").read_text())["step_time_s"]
-    return [row["step_time_s"] for row in rows if "step_time_s" in row], predicted
+    rows = [row for row in rows if "step_time_s" in row]
+    computed = [max(r["compute_s"] + r["update_s"] for r in row["ranks"]) for row in rows]
+    total = [0.0, *(sum(r["sent_bytes"] for r in row["ranks"]) for row in rows)]
+    return Ours(
+        [row["step_time_s"] for row in rows],
+        json.loads((run / "prediction.json").read_text())["step_time_s"],
+        [row["step_time_s"] - s for row, s in zip(rows, computed, strict=True)],
+        [after - before for before, after in pairwise(total)],
+    )
 
 
 def peer(folder: Path, method: str, steps: int) -> list[float]:
@@ -168,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rates", type=int, nargs="+", default=[20, 50, 100])
     parser.add_argument("--steps", type=int, default=4 * PERIOD)
+    parser.add_argument("--wires", action="store_true")
     asked = parser.parse_args()
     print(f"{'method':24}" + "".join(f"{rate:>8} Mbit/s" for rate in asked.rates))
     found: dict[str, list[str]] = {}
@@ -175,18 +197,22 @@ def main() -> None:
         folder = Path(name)
         for rate in asked.rates:
             prepare(folder, rate, asked.steps)
-            for method in ("ddp", "local-sgd"):
+            for method in () if asked.wires else ("ddp", "local-sgd"):
                 few = 8 if method == "ddp" else asked.steps
                 step_s = typical(peer(folder, method, few), 1 if method == "ddp" else PERIOD)
                 found.setdefault(f"torch {method}", []).append(f"{step_s:.3f}")
                 print(rate, f"torch {method}", f"{step_s:.3f}", flush=True)
-            for method in OURS:
+            for method, keys in (WIRES if asked.wires else OURS).items():
                 steps = 8 if method == "every step" else asked.steps
                 prepare(folder, rate, steps)
-                times, predicted = ours(folder, method, rate)
-                step_s = typical(times, 1 if method == "every step" else PERIOD)
-                found.setdefault(f"ratrain {method}", []).append(f"{step_s:.3f} ({predicted:.3f})")
-                print(rate, method, f"{step_s:.3f} predicted {predicted:.3f}", flush=True)
+                run, period = ours(folder, method, keys, rate), 1 if not keys else PERIOD
+                step_s, wait_s, sent = (
+                    typical(each, period) for each in (run.times, run.waits, run.sent)
+                )
+                cell = f"{step_s:.3f} ({run.predicted_s:.3f})"
+                found.setdefault(f"ratrain {method}", []).append(cell)
+                more = f"not computing {wait_s:.3f}, {sent / 2e6:.3f} MB a rank and step"
+                print(rate, method, cell, more, flush=True)
     for method, cells in found.items():
         print(f"{method:24}" + "".join(f"{cell:>15}" for cell in cells))
 

@@ -16,6 +16,7 @@ REPLICAS = "layout.pipeline=2", "layout.data=2"
 IDLE = [
     ("schedule.averages=local-sgd", REPLICAS),
     ("schedule.average_wire=fp32", REPLICAS),
+    ("schedule.average_exposed=0.1", (*REPLICAS, "schedule.average_every=2")),
     ("schedule.collective=ring", ()),
     ("schedule.gradient_wire=bf16", ()),
     ("schedule.gradient_bucket=1MB", ()),

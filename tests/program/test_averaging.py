@@ -53,7 +53,7 @@ def averaged(
         averages=order,
         average_turns=turns_drawn(case.setup, steps, seed, tied=case.choices.tie),
         outer=order is Averages.EARLY_START and bool(seed % 2),
-        narrow_averages=order is Averages.EARLY_START and seed % 4 == 3,
+        average_wire="int8" if order is Averages.EARLY_START and seed % 4 == 3 else "",
     )
     return apply_strategy(replace(case.strategy, sharding=0), with_copies(case.setup), choices)
 

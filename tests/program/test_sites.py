@@ -44,7 +44,7 @@ def averaged(case: Case, sites: int, steps: int, order: Averages, seed: int) -> 
         averages=order,
         average_turns=turns_drawn(setup, steps, seed, tied=case.choices.tie),
         outer=order is Averages.EARLY_START and bool(seed % 2),
-        narrow_averages=order is Averages.EARLY_START and seed % 4 == 3,
+        average_wire="int8" if order is Averages.EARLY_START and seed % 4 == 3 else "",
     )
     level = 0 if alone else case.strategy.sharding
     return apply_strategy(replace(case.strategy, sharding=level), setup, choices)

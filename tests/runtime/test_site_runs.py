@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -12,12 +14,13 @@ import torch
 from crew import Crew
 from launched import cut_short, loss_bits, saved_steps, start
 from plain_numbers import plain_logits, plain_rate
-from runs_made import Setting, beginning, write_job
+from runs_made import VOCAB, Setting, beginning, write_job
 from test_turns_runs import OUTER, differing, end, run, sent_bytes
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from training import RankResult, train_rank
 
+from ratrain.describe.average_wires import AVERAGE_WIRES
 from ratrain.describe.model import ModelSpec
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.plan import load_job
@@ -68,7 +71,8 @@ def test_states_are_sharded_inside_a_site_without_another_bit(
 
 
 @pytest.mark.parametrize(
-    ("level", "train", "wire"), [(2, (), None), (0, OUTER, "bf16"), (1, OUTER, "bf16")]
+    ("level", "train", "wire"),
+    [(2, (), None), (0, OUTER, "int4"), (1, OUTER, "bf16"), (1, OUTER, "int8")],
 )
 def test_a_run_of_sites_goes_on_bit_by_bit_from_the_middle_of_a_period(
     level: int, train: tuple[tuple[str, object], ...], wire: str | None, tmp_path: Path
@@ -85,13 +89,50 @@ def test_a_run_of_sites_goes_on_bit_by_bit_from_the_middle_of_a_period(
     assert not differing(folder, whole)
 
 
-def test_outer_states_are_the_same_sharded_or_whole(tmp_path: Path) -> None:
-    setting = replace(SETTING, train=OUTER, average_wire="bf16", steps=5)
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_outer_states_are_the_same_sharded_or_whole(wire: str, tmp_path: Path) -> None:
+    setting = replace(SETTING, train=OUTER, average_wire=wire, steps=5)
     whole = run(tmp_path / "whole", setting)
     sharded = run(tmp_path / "sharded", replace(setting, sharding=1))
     assert loss_bits(whole) == loss_bits(sharded)
     assert not differing(whole, sharded)
     assert sent_bytes(sharded) != sent_bytes(whole)
+
+
+def drawn_averages(seed: int) -> Setting:
+    """Averages of replicas, or of sites that shard states or not, over four ranks at most."""
+    dice = random.Random(seed)
+    pipeline, data, sites, sharding = dice.choice(
+        [(1, 3, 0, 0), (2, 2, 0, 0), (1, 4, 2, 0), (1, 4, 2, 1), (1, 4, 2, 2), (1, 4, 2, 3)]
+    )
+    rates = dice.choice([(1.0, 0.0), (0.7, 0.9), (0.4, 0.0)])
+    return replace(
+        SETTING, pipeline=pipeline, data=data, sites=sites, sharding=sharding, turns=(), steps=6,
+        average_wire=dice.choice([*AVERAGE_WIRES]), dtype=dice.choice(["fp32", "bf16"]),
+        sequences=12,
+        train=tuple(zip(("outer_learning_rate", "outer_momentum"), rates, strict=True)),
+        model=(("tie_word_embeddings", dice.random() < 0.5 and not sites),),
+    )  # fmt: skip
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(12))
+def test_all_sites_end_a_period_with_the_same_weights(
+    crew: Crew, seed: int, tmp_path: Path
+) -> None:
+    """What an outer step leaves, which each replica or site then trains from, is the same bit by
+    bit wherever a part is held; and so are both copies of a tied matrix."""
+    setting = drawn_averages(seed)
+    ranks = in_crew(crew, setting, tmp_path)
+    held: dict[tuple[str, int], set[bytes]] = defaultdict(set)
+    for rank in ranks:
+        for unit, (begin, values) in rank.agreed.items():
+            held[unit, begin].add(values.tobytes())
+    assert {unit for unit, _ in held} == {unit for rank in ranks for unit in rank.parts}
+    assert all(len(alike) == 1 for alike in held.values())
+    if dict(setting.model)["tie_word_embeddings"]:
+        matrix = 4 * VOCAB * 32
+        assert len({next(iter(held[unit, 0]))[:matrix] for unit in ("e", "h")}) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,7 +157,7 @@ def test_validation_is_of_the_mean_model_and_leaves_no_bit_of_training_changed(
 def in_crew(crew: Crew, setting: Setting, folder: Path) -> list[RankResult]:
     job = write_job(folder, replace(setting, files=("none.txt",)))
     write_run(prepare_run(RunRequest(job, threads=1, calibrate=False)), RunFolder(folder / "run"))
-    return crew.ask(4, train_rank, setting, folder, None)
+    return crew.ask(setting.world_size, train_rank, setting, folder, None)
 
 
 # ---- beside plain torch -------------------------------------------------------------------------

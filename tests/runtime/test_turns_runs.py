@@ -13,6 +13,7 @@ from runs_made import Setting
 from ratrain.checkpoint.listing import latest
 from ratrain.checkpoint.own import own_kind
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
+from ratrain.describe.average_wires import AVERAGE_WIRES, AverageWire
 from ratrain.program.kind import Cost, Kind
 from ratrain.runtime.run.reports.difference import difference_of
 from ratrain.runtime.run.reports.report import report_of
@@ -116,9 +117,9 @@ def test_an_outer_step_of_rate_one_without_momentum_is_the_mean(tmp_path: Path) 
     assert loss_values(run(tmp_path / "other", replace(setting, train=OUTER))) != loss_values(outer)
 
 
-@pytest.mark.parametrize("wire", [None, "bf16"])
+@pytest.mark.parametrize("wire", [None, "bf16", "int8", "int4"])
 def test_an_outer_step_goes_on_bit_by_bit_and_all_replicas_have_its_states(
-    wire: str | None, tmp_path: Path
+    wire: AverageWire | None, tmp_path: Path
 ) -> None:
     setting = replace(SETTING, every=2, keep=9, train=OUTER, average_wire=wire)
     setting = replace(setting, pipeline=1 if wire else 2)  # then averages are all that is sent
@@ -130,7 +131,8 @@ def test_an_outer_step_goes_on_bit_by_bit_and_all_replicas_have_its_states(
         losses = zip(loss_values(whole), loss_values(wide), strict=True)
         assert all(a == pytest.approx(b, rel=1e-2) for a, b in losses)
         assert loss_bits(whole) != loss_bits(wide)
-        assert sent_bytes(whole) < 0.6 * sent_bytes(wide)
+        part = AVERAGE_WIRES[wire].bytes_per_param / 4
+        assert part * 0.95 < sent_bytes(whole) / sent_bytes(wide) < part + 0.1
     folder = cut_short(whole, tmp_path / "again", setting, 4)
     start(folder)
     assert loss_bits(folder) == loss_bits(whole)

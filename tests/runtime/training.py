@@ -82,6 +82,7 @@ class RankResult:
     sampled: list[Texts]
     sent_bytes: int  # by the network, once the run was complete; 0 where it does not count
     moved: list[dict[str, Any]]  # of each tier, against the program's bill
+    agreed: dict[str, tuple[int, Floats]]  # of an outer step, as `parts`: its weights
 
 
 @dataclass(frozen=True)
@@ -319,6 +320,11 @@ def _train_rank(
         texts,
         (network.sent_bytes or 0) - began_bytes,
         list(against_bill(run.memory()["moved"], moved_by(program.table), seat.program_rank)),
+        {
+            unit.name: (unit.parts[0].begin, _numpy(unit.outer.weights))
+            for unit in run.states.units
+            if unit.outer is not None
+        },
     )
 
 

@@ -213,6 +213,19 @@ def feed_back(params: float, device: DeviceKind) -> Transfer:
     return Transfer(moved_bytes / device.memory.bandwidth_bytes_per_s, 0.0, 0.0)
 
 
+_SENT_PASSES, _READ_PASSES = 16, 6
+"""Of four bytes through memory that turning a parameter into an integer takes, its residual added
+and made anew, and reading it (`runtime.step.exchange.integers`)."""
+
+
+def as_integers(params: float, ranks: int, device: DeviceKind) -> Transfer:
+    """What averaging so many parameters over `ranks` adds to sending them, where they are sent as
+    integers: all are sent, a part's mean too, and each is read twice."""
+    passes = _SENT_PASSES * (1 + 1 / ranks) + 2 * _READ_PASSES
+    time_s = 4 * passes * params / device.elementwise_bytes_per_s
+    return Transfer(time_s, 0.0, device.driving.lost_beside * time_s)
+
+
 def reduced_bytes_per_param(device: DeviceKind, dtype: str, wire: str | None = None) -> float:
     """Bytes of a parameter's gradient as reductions send it: in the wire type that a job asks for;
     else as wide as a weight, unless the device's software is known to widen it."""

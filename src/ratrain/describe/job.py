@@ -16,6 +16,7 @@ from ratrain.describe.amounts import (
     SizeBytes,
     Turn,
 )
+from ratrain.describe.average_wires import AVERAGE_WIRES, AskedWire, WireForm
 from ratrain.describe.backends import Backend, backend_named
 from ratrain.describe.cluster import ClusterSpec, Device
 from ratrain.describe.device import DeviceKind
@@ -137,9 +138,13 @@ class ScheduleSpec:
     average_between: Literal["replicas", "sites"] = "replicas"
     # by a unit's name the step of a period in which it is averaged; left out: as costs least
     average_turns: FrozenMap[Turn] = _NO_TURNS
-    # in which averages are sent: fp32, or bf16 with error feedback, as what replicas learnt since
-    # the last outer step ([train] outer_learning_rate; 1 without momentum makes it a mean)
-    average_wire: Literal["fp32", "bf16"] = "fp32"
+    # in which averages are sent: fp32; or with error feedback in bf16, or as integers that share a
+    # scale by 64, as what replicas learnt since the last outer step ([train] outer_learning_rate;
+    # 1 without momentum makes it a mean)
+    average_wire: AskedWire = "fp32"
+    # leaves average_every to the planner, and the wire where that is "auto": the shortest period,
+    # then the widest wire, of which at most this part of a step waits for averages
+    average_exposed: Annotated[float, Rule(low=0, high=1)] | None = None
     memory_budget_bytes: SizeBytes | None = None  # of each rank; left out: its device's first tier
     recovery_buffer: Count = 2  # layers recomputed at once
     # whether a rank adds up its part of a gradient, or all of it
@@ -198,6 +203,16 @@ class ScheduleSpec:
     def gradients_travel_in(self) -> str:
         """The dtype in which gradients are sent."""
         return self.gradient_wire or self.dtype
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether replicas or sites average their weights, perhaps as often as the planner says."""
+        return self.average_every is not None or self.leaves_period_open
+
+    @property
+    def leaves_period_open(self) -> bool:
+        """Whether the planner is to say how often they do."""
+        return self.average_every is None and self.average_exposed is not None
 
     @property
     def averages_by_turns(self) -> bool:
@@ -360,12 +375,17 @@ class JobSpec:
         return data // len(self.sites) if self.sites else 1
 
     @property
-    def averaged_bytes(self) -> int:
+    def averaged_bytes(self) -> float:
         """What replicas that average a parameter send of it: by turns its weight alone, else its
         states too."""
         if not self.schedule.averages_by_turns:
             return self.train.rule.saved_bytes
-        return 2 if self.schedule.average_wire == "bf16" else 4
+        return self.averages_form.bytes_per_param
+
+    @property
+    def averages_form(self) -> WireForm:
+        """In what averages by turns are sent."""
+        return AVERAGE_WIRES[self.schedule.average_wire]
 
     @property
     def awaits_overflow(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from ratrain.describe.average_wires import AVERAGE_WIRES
 from ratrain.describe.backends import BACKENDS, backend_named, base_of
 from ratrain.describe.job import (
     BESIDE,
@@ -102,7 +103,7 @@ def _check_dropout(place: Place, layout: LayoutSpec, train: TrainSpec) -> None:
 
 
 def _check_published(place: Place, schedule: ScheduleSpec, train: TrainSpec) -> None:
-    if train.publish_every and schedule.average_every:
+    if train.publish_every and schedule.trains_apart:
         raise SpecError(
             "replicas that average their weights have no one version to publish",
             place=str(place.at("train", "publish_every")),
@@ -194,7 +195,7 @@ def _check_wires(place: Place, schedule: ScheduleSpec) -> None:
                     fix=f"use {' or '.join(allowed)}, or leave it out",
                 )
     with faults:
-        if schedule.average_every is not None and schedule.gradients_travel_in != dtype:
+        if schedule.trains_apart and schedule.gradients_travel_in != dtype:
             raise SpecError(
                 "replicas that average their weights send no gradients, and weights travel in fp32",
                 place=str(here.at("gradient_wire")),
@@ -203,12 +204,23 @@ def _check_wires(place: Place, schedule: ScheduleSpec) -> None:
     faults.raise_all()
 
 
+def _check_period(place: Place, schedule: ScheduleSpec) -> None:
+    """A wire is left to the planner with its period."""
+    if schedule.average_wire == "auto" and not schedule.leaves_period_open:
+        raise SpecError(
+            "the planner chooses a wire with its period, by what part of a step may wait",
+            place=str(place.at("schedule", "average_wire")),
+            fix="leave average_every out and set average_exposed = 0.05, or name a wire: "
+            f"{', '.join(AVERAGE_WIRES)}",
+        )
+
+
 def _check_error_feedback(place: Place, schedule: ScheduleSpec) -> None:
     """Error feedback needs an error: gradients that are sent, and rounded for it."""
     if not schedule.error_feedback:
         return
     here = str(place.at("schedule", "error_feedback"))
-    if schedule.average_every is not None:
+    if schedule.trains_apart:
         raise SpecError(
             "replicas that average their weights send no gradients, so there is no error to feed "
             "back",
@@ -405,6 +417,7 @@ _CHECKS = (
     Check(("cluster", "schedule"), _check_rates),
     Check(("cluster", "schedule"), _check_dtypes),
     Check(("schedule",), _check_wires),
+    Check(("schedule",), _check_period),
     Check(("schedule",), _check_error_feedback),
     Check(("cluster", "schedule"), _check_budget),
     Check(("layout", "cluster"), _check_degrees),

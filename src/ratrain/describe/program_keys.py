@@ -113,7 +113,7 @@ PROGRAM_KEYS = (
 SEARCHED = frozenset(
     {
         *("skeleton", "recovery_buffer", "gradient_accumulation", "recovery", "sharding"),
-        *("sequence_parallel", "replicas"),
+        *("sequence_parallel", "replicas", "average_exposed"),
     }
 )
 """Keys of [schedule] that bind a search: a plan says itself what was found."""

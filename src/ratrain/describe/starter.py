@@ -150,7 +150,8 @@ def _schedule(s: Starter) -> _Table:
             _Line("averages", "early-start", '"local-sgd" or "dreamddp": see average_every'),
             _Line("average_between", "sites", "who trains apart; default: each replica"),
             _Line("average_turns", {}, "each unit's step of a period; default: as costs least"),
-            _Line("average_wire", "bf16", "of averages, with an outer step; default: fp32"),
+            _Line("average_wire", "int8", "or bf16, int4, with an outer step; default: fp32"),
+            _Line("average_exposed", 0.05, "the planner chooses average_every: what may wait"),
             _Line("gradient_accumulation", "auto", '"local" or "sharded"'),
             _Line(
                 "gradient_bucket",

@@ -31,8 +31,12 @@ def _without_fp16(job: JobSpec) -> bool:
 
 _IDLE = (
     _Idle(
-        "schedule", ("averages", "average_wire"), lambda job: job.schedule.average_every is None,
+        "schedule", ("averages", "average_wire"), lambda job: not job.schedule.trains_apart,
         "replicas average nothing without average_every",
+    ),
+    _Idle(
+        "schedule", ("average_exposed",), lambda job: not job.schedule.leaves_period_open,
+        "average_every says how often replicas average",
     ),
     _Idle(
         "schedule", ("average_every", "collective", "gradient_wire", "gradient_bucket", "mirror"),

@@ -8,14 +8,14 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ratrain.errors import StorageError
+from ratrain.errors import SpecError, StorageError
 from ratrain.graph.execute import Executor, Lanes, key_of
 from ratrain.graph.network import Network, Parameters, Tally, parameters_of
 from ratrain.graph.optimize import Optimizer
@@ -23,6 +23,7 @@ from ratrain.graph.plan import Plan
 from ratrain.graph.saved import Saved, latest, restore, save, state_of
 from ratrain.graph.spec import GraphFile
 from ratrain.graph.trace import ACTIVATION, Datum
+from ratrain.readers.files import read_text
 from ratrain.storage import TierStore
 from ratrain.timeline.timeline import Timeline
 
@@ -162,7 +163,13 @@ def _measured(tally: Tally, lanes: Lanes, time_s: float, read: int, written: int
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has had."""
+    """The most memory that this process has had. What rusage says on Linux begins with that of the
+    process which started it."""
+    with suppress(SpecError):
+        for line in read_text(Path("/proc/self/status")).splitlines():
+            name, _, value = line.partition(":")
+            if name == "VmHWM":
+                return int(value.split()[0]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

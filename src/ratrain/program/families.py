@@ -263,7 +263,7 @@ def _outer(s: Sizing) -> Ints:
     """Weights as the last outer step left them, its momentum, and what rounding has not sent."""
     if not s.setup.outer:
         return NO_STATES
-    copies = 3 if s.setup.narrow_averages else 2
+    copies = 3 if s.setup.average_wire else 2
     return copies * s.owned(s.of("copy_bytes")) * s.units.averaged
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
+from ratrain.describe.average_wires import AVERAGE_WIRES
 from ratrain.errors import ProgramError
 from ratrain.program.replicas import Member, Replica, Stage, check_joined, check_replica
 
@@ -68,7 +69,7 @@ class Setup:
     period: int = 1  # steps that the program spells out
     averages: Averages = Averages.NONE  # of replicas that update alone
     outer: bool = False  # an outer optimizer goes on from the last mean, by the new one
-    narrow_averages: bool = False  # its gradients are sent in 16 bits, with error feedback
+    average_wire: str = ""  # in what its gradients are sent, with error feedback; "": as they are
     forward_only: bool = False  # nothing is kept for a backward, and nothing is trained
     backward_sends: bool = False  # backward fills buckets that leave beside it, with its GradSync
     error_feedback: int = 0  # residuals of each gradient sent: 1; 2 where a step may be skipped
@@ -302,10 +303,16 @@ def _check(setup: Setup) -> None:
         )
     if setup.averages.by_turns:
         _check_turns(setup)
-    if setup.narrow_averages and not setup.outer:
+    if setup.average_wire and not setup.outer:
         raise ProgramError(
-            "weights are not sent in 16 bits, but what replicas learnt since an outer step is",
-            fix="set outer, or leave narrow_averages out",
+            f"weights are not sent in {setup.average_wire}, but what replicas learnt since an "
+            "outer step is",
+            fix="set outer, or leave average_wire out",
+        )
+    if setup.average_wire and setup.average_wire not in AVERAGE_WIRES:
+        raise ProgramError(
+            f"averages are not sent in {setup.average_wire}",
+            fix=f"use one of {', '.join(AVERAGE_WIRES)}",
         )
     if setup.outer and setup.averages is not Averages.EARLY_START:
         raise ProgramError(

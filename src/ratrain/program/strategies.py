@@ -299,7 +299,7 @@ class Choices:
     recovery_of_replicas: tuple[tuple[Recovery, ...], ...] | None = None  # each one's members'
     average_steps: int = 0  # replicas average their weights every this many steps; 0: never
     averages: Averages = Averages.LOCAL_SGD  # in which order
-    narrow_averages: bool = False  # they are sent in 16 bits, with an outer optimizer
+    average_wire: str = ""  # in what they are sent, with an outer optimizer; "": fp32
     outer: bool = False  # an outer optimizer goes on from their mean
     average_turns: tuple[tuple[str, int], ...] = ()  # each unit's step, but for local SGD
     clip: bool = False  # updates wait for the global norm of the gradient
@@ -388,7 +388,7 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
             choices.averages,
             dict(choices.average_turns),
             outer=choices.outer,
-            narrow=choices.narrow_averages,
+            wire=choices.average_wire,
         )
     return program
 

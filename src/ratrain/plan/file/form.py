@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens, Turn
+from ratrain.describe.average_wires import AverageWire
 from ratrain.describe.job import WireType
 from ratrain.describe.optimizers import USUAL_OPTIMIZER
 from ratrain.describe.ranges import read_ranges, write_ranges
@@ -167,7 +168,7 @@ class PlanFile:
     averages: Literal["local-sgd", "dreamddp", "early-start"] = "local-sgd"
     average_between: Literal["replicas", "sites"] = "replicas"
     average_turns: FrozenMap[Turn] = _NO_TURNS  # left out: as costs least
-    average_wire: Literal["fp32", "bf16"] = "fp32"
+    average_wire: AverageWire = "fp32"
     outer_learning_rate: Annotated[float, Rule(low=1e-12)] | None = None
     clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
     overflow: Literal["step", "unit"] = "step"

@@ -84,10 +84,18 @@ def strategy_of(job: JobSpec) -> Strategy:
         )
     if job.schedule.average_wire != "fp32" and job.train.outer_learning_rate is None:
         raise SpecError(
-            "weights are not averaged in 16 bits, but what replicas learnt since an outer step is",
+            f"weights are not averaged in {job.schedule.average_wire}, but what replicas learnt "
+            "since an outer step is",
             place=f"{file} [schedule] average_wire",
             fix="set [train] outer_learning_rate, or leave it out (1, with outer_momentum 0, "
             "makes a mean)",
+        )
+    if job.averages_form.has_scales and job.collective != DIRECT:
+        raise SpecError(
+            f"integers that have scales of their own are not added up on their way "
+            f"({job.collective})",
+            place=f"{file} [schedule] average_wire",
+            fix=f'use collective = "{DIRECT}", or average_wire = "bf16"',
         )
     if job.schedule.average_every is not None:
         chosen = _averaging(job, chosen, file)
@@ -103,6 +111,12 @@ def strategy_of(job: JobSpec) -> Strategy:
 def _require_averages(job: JobSpec, file: str) -> None:
     """Refuses what is said of averages that a job does not make."""
     schedule = job.schedule
+    if schedule.leaves_period_open:
+        raise SpecError(
+            "the planner says how often replicas average, and was not asked here",
+            place=f"{file} [schedule] average_exposed",
+            fix="set average_every in its place: `ratrain plan` and `simulate` say which",
+        )
     if schedule.average_every is None and schedule.averages != "local-sgd":
         raise SpecError(
             f"replicas average nothing, whatever the order ({schedule.averages})",

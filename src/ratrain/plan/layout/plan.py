@@ -349,7 +349,7 @@ def choices_of(
         activation_tier=job.activation_tier,
         average_steps=job.schedule.average_every or 0,
         averages=Averages(job.schedule.averages),
-        narrow_averages=job.schedule.average_wire != "fp32",
+        average_wire="" if job.schedule.average_wire == "fp32" else job.schedule.average_wire,
         outer=job.train.outer_learning_rate is not None,
         recovery_of_replicas=recovery,
     )

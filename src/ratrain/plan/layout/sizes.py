@@ -187,7 +187,7 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     order = f" ({schedule.averages})" if schedule.averages_by_turns else ""
     order += " between sites" if schedule.average_between == "sites" else ""
     outer = ", with an outer step" if job.train.outer_learning_rate else ""
-    outer += " in bf16" if schedule.average_wire != "fp32" else ""
+    outer += f" in {schedule.average_wire}" if schedule.average_wire != "fp32" else ""
     averages = [f"weights averaged every {counted(every, 'step')}{order}{outer}"] if every else []
     waits = (
         (job.optimizer_tier, "optimizer states wait {} for their updates"),

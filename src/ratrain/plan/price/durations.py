@@ -17,7 +17,7 @@ from ratrain.cost.collectives import (
     reduction_loss,
     tree_all_reduce,
 )
-from ratrain.cost.compute import BlockTimes, update
+from ratrain.cost.compute import BlockTimes, as_integers, update
 from ratrain.cost.precision import RESIDUAL_BYTES, precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
@@ -312,16 +312,23 @@ def _averages(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Po
     """The mean of weights over all that hold a unit; or over sites, where each owner sends its part
     alone, and tells it the others of its site where all of them update the whole unit."""
 
+    form = job.averages_form
+
     def average(unit: UnitPlace, _link: Link) -> Transfer:
         if unit.across is None:
-            sent = _half_of(unit)(job.averaged_bytes * unit.params).times(2)
-            return reduction_loss(unit.device).driven(sent)
-        sent = unit.across.half(job.averaged_bytes * unit.params / unit.holders).times(2)
-        if unit.group is not None and not setup.sharding:
-            told = unit.group.half(job.averaged_bytes * unit.params)
+            sent, params = _half_of(unit)(job.averaged_bytes * unit.params).times(2), unit.params
+        else:
+            params = unit.params / unit.holders
+            sent = unit.across.half(job.averaged_bytes * params).times(2)
+        if unit.across is not None and unit.group is not None and not setup.sharding:
+            told = unit.group.half(form.told_bytes_per_param * unit.params)
             told_s = told.alone_s(unit.group.link.bandwidth_bytes_per_s)
             sent = replace(sent, latency_s=sent.latency_s + told_s)
-        return reduction_loss(unit.device).driven(sent)
+        sent = reduction_loss(unit.device).driven(sent)
+        if not form.has_scales:
+            return sent
+        ranks = unit.holders if unit.across is None else len(job.sites)
+        return sent.plus(as_integers(params, ranks, unit.device))
 
     def link_of(unit: UnitPlace) -> Link | None:
         return unit.across.link if unit.across else _group_link(unit)

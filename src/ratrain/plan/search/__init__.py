@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ratrain.plan.search.layouts import Checked, Progress, Search, search_layouts
     from ratrain.plan.search.misfit import Misfit, misfits
     from ratrain.plan.search.moves import Move, declare_move
+    from ratrain.plan.search.periods import averaging
     from ratrain.plan.search.plan_moves import PlanMove, declare_plan_move
     from ratrain.plan.search.tried import Tried
 

@@ -27,6 +27,7 @@ from ratrain.plan.price.trial import only_over_budget
 from ratrain.plan.search.layouts import Progress, Search, search_layouts
 from ratrain.plan.search.limits import ANY_REPLICAS, STARTS
 from ratrain.plan.search.misfit import planned
+from ratrain.plan.search.periods import Period, chosen_words, settled
 from ratrain.plan.search.tried import Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
@@ -42,6 +43,8 @@ class EveryPlan:
     job: JobSpec
     alike: Search | None
     unequal: UnequalSearch | None
+    periods: tuple[Period, ...] = ()
+    """Those that were compared, where the job leaves how often replicas average to the planner."""
 
     @property
     def best(self) -> Timed | None:
@@ -92,6 +95,11 @@ class EveryPlan:
 def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = False) -> EveryPlan:
     """The `EveryPlan` of a job without a layout. Raises `Infeasible` where nothing fits. `quick`:
     less is tried of replicas that differ."""
+    if job.schedule.leaves_period_open:
+        plans, compared = settled(
+            job, lambda job: every_plan(job, progress, quick=quick), lambda p: p.chosen.subject()
+        )
+        return replace(plans, periods=compared)
     alike, infeasible = None, None
     try:
         alike = planned(job, progress)
@@ -176,6 +184,10 @@ def _asked(subject: Plan) -> JobSpec:
 def case_of_job(job: JobSpec, progress: Progress | None = None) -> Case:
     """The case of a job, planned where it has no layout; a SpecError where no program says it."""
     layout = job.layout
+    if job.schedule.leaves_period_open:
+        case, found = settled(job, lambda job: case_of_job(job, progress), lambda case: case.plan)
+        chosen = chosen_words(found, case.job.schedule)
+        return replace(case, beside=(*case.beside, *([chosen] if chosen else [])))
     if layout is None:
         plans = every_plan(job, progress)
         return Case(plans.chosen.subject(), beside=tuple(beside_words(plans)))

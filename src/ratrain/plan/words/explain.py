@@ -27,9 +27,10 @@ from ratrain.plan.search.other_devices import (
     speedup_of,
     unwatched,
 )
+from ratrain.plan.search.periods import Period, periods
 from ratrain.plan.search.plan_moves import plan_moves_of
 from ratrain.plan.search.tried import Timed
-from ratrain.plan.words.averages import Period, periods, periods_text
+from ratrain.plan.words.averages import periods_json, periods_text
 from ratrain.plan.words.explain_kinds import (
     added_json,
     added_text,
@@ -292,7 +293,7 @@ def explanation_text(explained: Explanation) -> list[str]:
         _time(explained),
         wrapped(f"What binds: {binding(explained.simulation, explained.near, explained.kinds)}."),
         on_chip_text(explained.on_chip, step_s) if explained.on_chip is not None else (),
-        periods_text(explained.periods, explained.subject.job.schedule.average_every),
+        periods_text(explained.periods, explained.subject.job.schedule),
         kinds_text(explained.kinds, step_s),
         speedup_text(explained.speedup) if explained.speedup is not None else (),
         added_text(explained.added, explained.fastest_s),
@@ -429,7 +430,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             for times in simulation.ranks
         ],
         "on_chip": on_chip_json(explained.on_chip),
-        "periods": [vars(period) | {"limit_s": period.limit_s} for period in explained.periods],
+        "periods": periods_json(explained.periods),
         "kinds": kinds_json(explained.kinds, simulation.step_time_s),
         "speedup": speedup_json(explained.speedup),
         "added": added_json(explained.added),

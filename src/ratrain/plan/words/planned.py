@@ -23,6 +23,7 @@ from ratrain.plan.search.limits import DEVICES
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.tried import Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, has_too_many
+from ratrain.plan.words.averages import periods_json, periods_text
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.setup import Setup
@@ -194,7 +195,8 @@ def peaks_in_words(bounds: Iterable[PeakBound], setup: Setup) -> str:
 def every_text(plans: EveryPlan, top: int) -> list[str]:
     """The best plan first; then plans of alike replicas, and what is faster and cannot be trained
     yet."""
-    lines = _best(plans)
+    lines = list(periods_text(plans.periods, plans.job.schedule))
+    lines += ["", *_best(plans)] if lines else _best(plans)
     if plans.alike is not None:
         lines += search_text(plans.alike, top, plans.chosen.step_s)
     if plans.unequal is not None:
@@ -311,6 +313,7 @@ def every_json(plans: EveryPlan, top: int) -> dict[str, Any]:
         **body,
         "tokens_per_s": chosen["tokens_per_s"],
         "unequal": unequal_json(plans.unequal, top),
+        "periods": periods_json(plans.periods),
     }
 
 

@@ -21,7 +21,7 @@ def average_weights(
     turns: Mapping[str, int],
     *,
     outer: bool = False,
-    narrow: bool = False,
+    wire: str = "",
 ) -> Program:
     """Parameter averaging: replicas train alone, and average each unit's weights once in `steps`
     steps, which the program spells out.
@@ -46,12 +46,10 @@ def average_weights(
     copies. Safe because nothing writes the weights between the copy and the update. With `outer`
     the update begins with what an outer optimizer makes of the mean, the same on all replicas:
     DiLoCo (Douillard et al. 2023, arXiv 2311.08105), and with units apart its streaming form
-    (arXiv 2501.18512). Costs 8 bytes a parameter, and
-    4 more where what is sent is `narrow`.
+    (arXiv 2501.18512). Costs 8 bytes a parameter, and 4 more where what is sent travels in another
+    `wire` than fp32.
     """
-    setup = replace(
-        program.setup, period=steps, averages=averages, outer=outer, narrow_averages=narrow
-    )
+    setup = replace(program.setup, period=steps, averages=averages, outer=outer, average_wire=wire)
     apart = {name for name, count in setup.holders.items() if count > setup.peers[name]}
     kind = Kind.AverageCopy if averages is Averages.EARLY_START else Kind.AverageW
 

@@ -78,7 +78,7 @@ HEADER_FIELDS: dict[str, Callable[[str], object]] = {
     "period": count_of,
     "averages": Averages,
     "outer": flag_of,
-    "narrow_averages": flag_of,
+    "average_wire": name_of,
     "forward_only": flag_of,
     "backward_sends": flag_of,
     "error_feedback": count_of,

@@ -25,7 +25,7 @@ _WHERE_SET = (
     "gathers_per_pass",
     "averages",
     "outer",
-    "narrow_averages",
+    "average_wire",
     "forward_only",
     "backward_sends",
     "error_feedback",

@@ -11,7 +11,7 @@ from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan import Case, Plan, case_of_job, load_job, load_plan, plan_of_file
 from ratrain.plan.case import kind_parts
 from ratrain.plan.layout import kinds_of
-from ratrain.plan.search import Search, plan_of_job, search_layouts, searched
+from ratrain.plan.search import Search, averaging, plan_of_job, search_layouts, searched
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.report.contents import (
@@ -108,7 +108,11 @@ def _case_and_search(
     if job.layout is None:
         subject, known = plan_of_job(job, progress)
         return Case(subject), known.alike
-    return case_of_job(job), search_layouts(replace(job, layout=None), progress)
+    case = case_of_job(job)
+    if job.schedule.leaves_period_open:
+        asked = case.job.schedule
+        job = averaging(job, asked.average_every or 1, asked.average_wire)
+    return case, search_layouts(replace(job, layout=None), progress)
 
 
 def _unsearched(search: Search | None) -> Iterator[str]:

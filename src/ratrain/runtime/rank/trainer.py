@@ -33,6 +33,7 @@ from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.below import Tier
 from ratrain.runtime.step.captured import CapturedOps, can_be_recorded
 from ratrain.runtime.step.clipping import Clipping
+from ratrain.runtime.step.exchange.integers import INTEGERS
 from ratrain.runtime.step.exchange.narrowing import Wire
 from ratrain.runtime.step.lanes import Lanes
 from ratrain.runtime.step.ledger import ledgers_of
@@ -149,7 +150,11 @@ class RankRun:
             self._unit,
             begin.source,
             _numbers(spec),
-            Wire(DTYPES[spec.gradients_travel_in], DTYPES[spec.boundaries_travel_in]),
+            Wire(
+                DTYPES[spec.gradients_travel_in],
+                DTYPES[spec.boundaries_travel_in],
+                INTEGERS.get(setup.average_wire),
+            ),
             device,
             job.train.rule,
             lambda unit: Collectives(*spec.collectives_of(unit)),

@@ -25,6 +25,7 @@ from ratrain.models.merged import merged
 from ratrain.models.packed import as_packed
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.weights import Weights
+from ratrain.readers.files import exists
 from ratrain.runtime.run_files import trained_case
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.tensor_parts import Read, StoredParts, stored_degrees
@@ -164,6 +165,8 @@ def _of_hugging_face(folder: Path) -> TrainedModel:
 def checkpoint_of(folder: RunFolder, step: int | None = None) -> Checkpoint:
     """A run's checkpoint of a step, by default its newest whole one; blocks are verified as they
     are read."""
+    if not exists(folder.path):
+        raise SpecError("no such folder", place=str(folder.path), fix="give a run's folder")
     if step is not None:
         if any(each.step == step for each in listed(folder.checkpoints)):
             path = location_of(folder.checkpoints) / step_name(step)

@@ -305,6 +305,6 @@ class _OfUnit:
             return None
         held = self._shares[0] if self._is_sharded else slice(0, self._padded)
         outer = OuterStates(self._read(OUTER_WEIGHTS, held), self._read(OUTER_MOMENTUM, held))
-        if self._of.setup.narrow_averages:
+        if self._of.setup.average_wire:
             outer.residual = Residual(self._read(self._own_kind(OUTER_RESIDUAL), held))
         return outer

@@ -154,9 +154,12 @@ class StateOps:
         if unit.outer is None or rate is None:
             self.average(unit, copy)
             return
-        sent = unit.outer.sent(copy)
-        self.average(unit, sent)
-        widen_from_front(copy, sent)
+        if self._states.wire.averages is not None:
+            unit.average_learnt(self._network, self._states.wire.averages, copy)
+        else:
+            sent = unit.outer.sent(copy)
+            self.average(unit, sent)
+            widen_from_front(copy, sent)
         unit.outer.step(copy, rate, self._train.outer_momentum)
 
     def average(self, unit: UnitState, buffer: Tensor) -> None:

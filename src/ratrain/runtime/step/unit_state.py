@@ -17,6 +17,7 @@ from ratrain.models.weights import Weights
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
 from ratrain.runtime.step.exchange.feedback import Residual
+from ratrain.runtime.step.exchange.integers import Integers, Meeting
 from ratrain.runtime.step.exchange.slots import Slots, Unlike
 from ratrain.runtime.step.exchange.unlike_views import UnlikeView
 from ratrain.runtime.step.frozen import FrozenShare
@@ -225,6 +226,17 @@ class UnitState:
         network.gather(Lane.AVERAGE, mine, holders)
         if whole:
             network.gather(Lane.AVERAGE, flat, self.holders)
+
+    def average_learnt(self, network: Network, integers: Integers, learnt: Tensor) -> None:
+        """The same of what replicas or sites learnt, which is sent as integers."""
+        assert self.outer is not None and self.outer.residual is not None
+        counted, kept = self.counts(learnt), self.outer.residual.kept
+        meeting = Meeting(network, Lane.REDUCE, self.holders, self.place)
+        if self.across is not None:
+            meeting = Meeting(network, Lane.AVERAGE, self.across.holders, self.across.place)
+        meeting.average(integers, learnt[counted], kept[counted])
+        if self.across is not None and len(learnt) > self.owned_elements:
+            network.gather(Lane.AVERAGE, learnt, self.holders)
 
     @property
     def counted(self) -> list[slice]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
 
 import torch
+from torch import Tensor
 
 from ratrain.cost.scratch import pieces_on
 from ratrain.describe.train import TrainSpec
@@ -20,8 +22,9 @@ from ratrain.runtime.rank.calibration.rehearsal import Passed, Rehearsal
 from ratrain.runtime.rank.calibration.timers import launched, recorded
 from ratrain.runtime.step.captured import can_be_recorded
 from ratrain.runtime.step.exchange.feedback import Residual
-from ratrain.runtime.step.exchange.narrowing import narrowed
+from ratrain.runtime.step.exchange.narrowing import narrowed, widen_from_front
 from ratrain.runtime.step.optimizer import OwnedPart
+from ratrain.runtime.step.outer import OuterStates
 from ratrain.runtime.step.schedule import Schedule
 from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.unit_state import UnitState
@@ -76,6 +79,7 @@ def unit_times(
             update_s=update_s,
             update_cpu_s=update_cpu_s,
             narrowing_s=_narrowing_s(unit, states, device),
+            averaging_s=_averaging_s(unit, states, device),
             elements=unit.padded,
             gathered_elements=unit.gathered_elements,
             scratch_bytes=rehearsal.scratch_bytes[index],
@@ -122,17 +126,50 @@ def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
     wire, residual = states.wire.gradients, None
     if unit.residual is not None:
         residual = Residual(torch.zeros(count, device=states.device))
-    took_s: list[float] = []
-    for _ in range(LEAST_PASSES + 1):
-        piece = torch.zeros(count, dtype=states.gradient_dtype, device=states.device)
-        began_s = time.perf_counter()
+
+    def narrow(piece: Tensor) -> None:
         if residual is None:
             narrowed(piece, wire)
         else:
             residual.narrowed(piece, wire, first=True, scale=1.0)
+
+    return _piece_s(narrow, count, states.gradient_dtype, device) * unit.padded / count
+
+
+def _averaging_s(unit: UnitState, states: RankStates, device: Device) -> float:
+    """The same of what a unit has learnt, sent for its average and read again."""
+    if unit.outer is None or unit.outer.residual is None:
+        return 0.0
+    count = min(_PIECES_TIMED * pieces_on(device.place.type).update, unit.padded)
+    kept, integers = torch.zeros(count, device=states.device), states.wire.averages
+
+    def timed_s(work: Callable[[Tensor], None]) -> float:
+        return _piece_s(work, count, torch.float32, device)
+
+    if integers is None:
+        outer = OuterStates(kept, kept, Residual(kept))
+        each_s = timed_s(lambda piece: widen_from_front(piece, outer.sent(piece)))
+        return each_s * unit.padded / count
+    coded = torch.zeros(integers.size_bytes(count), dtype=torch.uint8, device=states.device)
+    send_s = timed_s(lambda piece: integers.send(kept.add_(piece), coded))
+    read_s = timed_s(lambda piece: integers.read(coded, piece, 0))
+    own = 1 / len(unit.holders if unit.across is None else unit.across.holders)
+    elements = unit.padded if unit.across is None else unit.owned_elements
+    return ((1 + own) * send_s + 2 * read_s) * elements / count
+
+
+def _piece_s(
+    work: Callable[[Tensor], None], count: int, dtype: torch.dtype, device: Device
+) -> float:
+    """What work on a piece of so many elements takes."""
+    took_s: list[float] = []
+    for _ in range(LEAST_PASSES + 1):
+        piece = torch.zeros(count, dtype=dtype, device=device.place)
+        began_s = time.perf_counter()
+        work(piece)
         device.finish()
         took_s.append(time.perf_counter() - began_s)
-    return fmean(took_s[1:]) * unit.padded / count
+    return fmean(took_s[1:])
 
 
 def _update_s(

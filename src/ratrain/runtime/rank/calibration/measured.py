@@ -31,6 +31,7 @@ class UnitTimes:
     moves_s: Moves = field(default_factory=dict[str, tuple[float, float]])
     moves_cpu_s: Moves = field(default_factory=dict[str, tuple[float, float]])  # of processors
     update_cpu_s: float = 0.0  # the same of its update
+    averaging_s: float = 0.0  # of what is sent of it for averages, if that is narrower
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ratrain.describe.average_wires import AVERAGE_WIRES
 from ratrain.devices import Device, Memory
 from ratrain.runtime.rank.calibration.calibrate import calibrate, gathered
 from ratrain.runtime.rank.calibration.prediction import write_prediction
@@ -17,6 +18,16 @@ def _computed_bytes(context: RankContext) -> tuple[int, ...]:
     spec, ranks = context.spec, context.program.setup.ranks
     dtypes = {seat.program_rank: spec.dtype_of(seat.world_rank) for seat in spec.seats.all()}
     return tuple(DTYPES[dtypes[rank]].itemsize for rank in range(ranks))
+
+
+def _averaged_bytes(context: RankContext) -> tuple[float, float]:
+    """Of a parameter what replicas that average it send, and tell the others of their site."""
+    setup = context.program.setup
+    if not setup.averages.by_turns:
+        saved = context.job.train.rule.saved_bytes
+        return saved, saved
+    wire = AVERAGE_WIRES[setup.average_wire or "fp32"]
+    return wire.bytes_per_param, wire.told_bytes_per_param
 
 
 def calibrated(
@@ -48,7 +59,7 @@ def calibrated(
             wire.gradients.itemsize,
             wire.boundaries.itemsize,
             DTYPES[context.spec.gradient_dtype_of(0)].itemsize,
-            context.job.train.rule.saved_bytes,
+            *_averaged_bytes(context),
         )
         agrees = run.ops.clipping.by_unit and context.program.setup.sharding > 0
         write_prediction(

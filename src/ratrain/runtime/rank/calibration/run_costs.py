@@ -31,7 +31,8 @@ class ElementBytes:
     gradient: int
     boundary: int
     summed: int = 4  # of a gradient as it adds up
-    saved: int = 12  # of a parameter: its fp32 weight and the optimizer's states
+    averaged: float = 12  # of a parameter, of replicas that average: its weight, perhaps states
+    told: float = 12  # of such a mean, inside a site
 
     def of_ranks(self, ranks: Sequence[int]) -> ElementBytes:
         """The same for the ranks of a program in which each of these stands, in this order."""
@@ -369,9 +370,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     elements = measured.column(lambda t: t.elements)
     gradient_bytes = elements * element_bytes.gradient
     reduced = gathered = averaged = mirrored = fixed_work(measured.zero)
-    setup = measured.setup
-    each_bytes = 2 if setup.narrow_averages else 4 if setup.averages.by_turns else None
-    each_bytes = each_bytes or element_bytes.saved
+    averaging_s = measured.column(lambda t: t.averaging_s)
     if holders.max() > 1:
         others = (holders - 1) / holders
         gathered_elements = measured.column(lambda t: t.gathered_elements)
@@ -385,7 +384,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         if buckets is not None:
             reduced = replace(reduced, fixed_s=reduced.fixed_s * 2 * buckets)
         mirrored = measured.collective(elements * element_bytes.summed / holders)
-        averaged = measured.collective(2 * each_bytes * elements * others)
+        averaged = measured.collective(2 * element_bytes.averaged * elements * others)
         narrowing_s = measured.column(lambda t: t.narrowing_s)
         reduced = replace(
             reduced,
@@ -393,13 +392,18 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
             interrupt_s=reduced.interrupt_s + narrowing_s * measured.beside,
         )
     if len(sites) > 1:
-        mine = each_bytes * elements / holders
-        told = averaged if holders.max() > 1 and not sharding else None
+        mine = element_bytes.averaged * elements / holders
         averaged = measured.across(2 * mine * (len(sites) - 1) / len(sites))
-        if told is not None:  # by the others of its site, half of what an average inside would take
-            rate = measured.rates[told.link]
-            told_s = told.fixed_s + told.volume_bytes / rate / 2
+        if holders.max() > 1 and not sharding:  # by the others of its site
+            told_bytes = element_bytes.told * elements * (holders - 1) / holders
+            told = measured.collective(told_bytes)
+            told_s = told.fixed_s + told.volume_bytes / measured.rates[told.link]
             averaged = replace(averaged, fixed_s=averaged.fixed_s + told_s)
+    averaged = replace(
+        averaged,
+        fixed_s=averaged.fixed_s + averaging_s,
+        interrupt_s=averaged.interrupt_s + averaging_s * measured.beside,
+    )
     tied = tie_work(
         measured.units,
         gradient_bytes / (holders if sharding else 1),

@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from ratrain.cost.scratch import pieces_on
+from ratrain.runtime.step.exchange.integers import Integers
 
 
 @dataclass(frozen=True)
 class Wire:
     """In what tensors are sent: gradients, in reductions and between tied copies; and boundary
-    tensors, which are activations between stages and their gradients."""
+    tensors, which are activations between stages and their gradients. `averages`: where they are
+    sent as integers."""
 
     gradients: torch.dtype
     boundaries: torch.dtype
+    averages: Integers | None = None
 
 
 def narrowed(wide: Tensor, dtype: torch.dtype) -> Tensor:
