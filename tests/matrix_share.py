@@ -1,12 +1,13 @@
 """A share of the slow tests, drawn by the commit: what `.ci/run` runs of them.
 
 A test marked `matrix` says one thing of many combinations (schedules, layouts, dtypes):
-`--share 10` runs a tenth of its cases, rounded up, so every such test runs in every draw. Of all
-other slow tests' cases together it runs a quarter; quick tests all run. Which cases, the commit's
-hash decides: the same commit draws the same on every machine, the next one draws anew. Chance
-leaves gaps: in ten landings a case of a large matrix is drawn at least once with probability
-1 - (9/10)^10 = 65 %, in twenty with 88 %; another slow test in ten with 94 %, in twenty with
-99.7 %. `make soak` runs all matrices, `make test-all` everything. Without `--share`, and without
+`--share 10` runs a tenth of its cases, of three cases one in three draws of ten. Of all other
+slow tests' cases together it runs a quarter; quick tests all run. Which cases, the commit's hash
+decides: the same commit draws the same on every machine, the next one draws anew. Chance leaves
+gaps: in ten landings a case of a matrix is drawn at least once with probability
+1 - (9/10)^10 = 65 %, in twenty with 88 %, and one of its three or more cases in ten with 97 %;
+another slow test in ten with 94 %, in twenty with 99.7 %. `make soak` runs all matrices,
+`make test-all` everything. Without `--share`, and without
 a commit, all cases run.
 """
 
@@ -69,9 +70,15 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def drawn(cases: list[str], share: int, draw: str) -> set[str]:
-    """One in `share` of some cases, rounded up: those that hash lowest with the commit."""
-    by_lot = sorted(cases, key=lambda case: sha256(f"{draw} {case}".encode()).digest())
-    return set(by_lot[: -(-len(cases) // share)])
+    """One in `share` of some cases: those that hash lowest with the commit, which also decides
+    whether their number is rounded up or down."""
+    by_lot = sorted(cases, key=lambda case: _lot(f"{draw} {case}"))
+    return set(by_lot[: int(len(cases) / share + _lot(f"{draw} of {min(cases)}"))])
+
+
+def _lot(words: str) -> float:
+    """From 0 to 1."""
+    return int.from_bytes(sha256(words.encode()).digest()[:6]) / (1 << 48)
 
 
 def lot_of(item: pytest.Item, share: int) -> tuple[str, int]:

@@ -61,11 +61,18 @@ def pytest_in(folder: Path, *words: str) -> str:
     ).stdout
 
 
-def test_a_commit_draws_one_in_so_many_cases_rounded_up_and_another_commit_draws_anew() -> None:
+def test_a_commit_draws_one_in_so_many_cases_and_another_commit_draws_anew() -> None:
     assert drawn(CASES, 5, COMMITS[0]) == drawn(CASES[::-1], 5, COMMITS[0])
     assert drawn(CASES, 5, COMMITS[0]) != drawn(CASES, 5, COMMITS[1])
-    for share, size in ((1, 30), (5, 6), (10, 3), (30, 1), (100, 1)):
+    for share, size in ((1, 30), (5, 6), (10, 3), (30, 1)):
         assert len(drawn(CASES, share, COMMITS[0])) == size
+
+
+def test_of_few_cases_as_many_draws_have_one() -> None:
+    for count, share in ((3, 10), (7, 10), (13, 10), (1, 4)):
+        sizes = [len(drawn(CASES[:count], share, commit)) for commit in COMMITS]
+        assert set(sizes) <= {count // share, count // share + 1}
+        assert abs(sum(sizes) / len(sizes) - count / share) < 0.04
 
 
 def test_a_case_is_left_out_ten_times_in_a_row_as_seldom_as_the_module_says() -> None:
@@ -84,9 +91,9 @@ def test_pytest_runs_the_share_and_says_how_many_cases_it_left_out(tmp_path: Pat
     ]
     assert "37 passed" in said[0]
     assert "drawn" not in said[0]
-    assert re.search(r"\b10 passed", said[1])
+    assert re.search(r"\b9 passed", said[1])
     assert "one in 5 cases of each matrix, one in 4 of the other slow tests" in said[1]
-    assert "27 cases were not drawn" in said[1]
+    assert "28 cases were not drawn" in said[1]
 
 
 LEFT = """

@@ -225,7 +225,9 @@ def _experts(load: dict[str, Any] | None) -> ExpertLoads | None:
     def of(kind: type[Any], row: dict[str, Any]) -> Any:
         return kind(**{field.name: row[field.name] for field in fields(kind)})
 
-    return load and ExpertLoads(
+    if load is None:
+        return None
+    return ExpertLoads(
         tuple(expert_words(load)),
         tuple(of(ExpertLayer, row) for row in load["layers"]),
         tuple(of(ExpertRank, row) for row in load["ranks"]),
