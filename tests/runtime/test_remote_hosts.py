@@ -28,6 +28,7 @@ def hosts(folder: Path, told: list[str]) -> Hosts:
     return Hosts([command], lambda c, hear: Shell(c, hear, [str(rsh)]), told.append)
 
 
+@pytest.mark.slow
 def test_a_host_whose_command_never_begins_is_lost_unless_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,6 +37,7 @@ def test_a_host_whose_command_never_begins_is_lost_unless_it_answers(
     ended = hosts(tmp_path, told).wait(threading.Event())
     assert ended.statuses == {"oak": LOST} and "oak: silent" in told[0]
     (tmp_path / "answers").touch()
-    (tmp_path / "begins-after").write_text("1")
+    monkeypatch.setattr(remote, "BEGIN_S", 1.5)  # an answer takes a process
+    (tmp_path / "begins-after").write_text("4")
     assert hosts(tmp_path, told).wait(threading.Event()).statuses == {"oak": 0}
     assert len(told) == 1

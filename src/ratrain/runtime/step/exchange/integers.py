@@ -53,6 +53,7 @@ class Integers:
         if not torch.isfinite(scales).all():
             raise RunFailed(
                 "what weights have learnt is not finite, and cannot be averaged as integers",
+                place="[schedule] average_wire",
                 fix="resume from a checkpoint, with a smaller learning rate",
             )
         room, wide = coded.view(len(rows), -1), scales.float()
