@@ -25,7 +25,7 @@ def hosts(folder: Path, told: list[str]) -> Hosts:
     rsh.chmod(0o755)
     episode = HostEpisode((0,), Meeting(1, "oak", 29500))
     command = HostCommand("oak", "oak", ("begins",), episode)
-    return Hosts([command], lambda c, hear: Shell(c, hear, [str(rsh)]), told.append)
+    return Hosts([command], lambda c, hear: Shell(c, hear, [str(rsh), "oak"]), told.append)
 
 
 @pytest.mark.slow
