@@ -241,6 +241,7 @@ def test_a_report_of_a_job_over_its_budget_says_so_where_errors_are_told(
     assert page.exists()
 
 
+@pytest.mark.slow
 def test_a_program_too_long_to_draw_says_how_long_and_what_shows_it(
     ratrain: Terminal, tmp_path: Path
 ) -> None:

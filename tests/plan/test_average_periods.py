@@ -77,7 +77,9 @@ def left_open(exposed: float, *more: str) -> JobSpec:
     return load_job(EXAMPLE, (*more, f"schedule.average_exposed={exposed}", "checkpoint.every=0"))
 
 
-@pytest.mark.parametrize("exposed", [0.0, 0.02, 0.2, 1.0])
+@pytest.mark.parametrize(
+    "exposed", [0.02, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.0, 0.2, 1.0))]
+)
 @pytest.mark.parametrize("more", [EARLY, (*OUTER, "schedule.average_wire=auto")])
 def test_the_shortest_period_that_hides_is_chosen_then_the_widest_wire(
     more: tuple[str, ...], exposed: float

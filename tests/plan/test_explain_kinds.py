@@ -83,6 +83,7 @@ def test_the_kinds_of_device_add_up(explained: dict[str, Any]) -> None:
         assert all(each["step_time_s"] <= explained["step_time_s"] for each in kind["what_if"])
 
 
+@pytest.mark.slow
 def test_a_recovery_that_memory_does_not_ask_for_is_said(explained: dict[str, Any]) -> None:
     slow = explained["kinds"][1]
     kept = next(each for each in slow["what_if"] if each["resource"] == "recovery")

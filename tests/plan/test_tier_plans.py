@@ -114,7 +114,9 @@ def test_two_devices_share_what_waits_and_each_has_its_own_bytes() -> None:
     assert shared.best.step_s < alone.best.step_s
 
 
-@pytest.mark.parametrize("way", range(4))
+@pytest.mark.parametrize(
+    "way", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 2, 3))]
+)
 def test_the_least_memory_that_fit_names_is_enough_and_a_tenth_less_is_not(way: int) -> None:
     found = ways_of(job_on(24, host_gb=64, disk_gb=1000))[way]
     least_gb = found.least_memory_bytes / GB
