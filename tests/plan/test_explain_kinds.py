@@ -91,6 +91,7 @@ def test_a_recovery_that_memory_does_not_ask_for_is_said(explained: dict[str, An
     assert kept["step_time_s"] < explained["step_time_s"]
 
 
+@pytest.mark.slow
 def test_the_speedup_ratio_is_of_the_throughputs_it_lists(explained: dict[str, Any]) -> None:
     speedup = explained["speedup"]
     alone = [kind["tokens_per_s"] for kind in speedup["alone"]]
@@ -100,6 +101,7 @@ def test_the_speedup_ratio_is_of_the_throughputs_it_lists(explained: dict[str, A
     assert "sum of what each kind" in speedup["definition"]
 
 
+@pytest.mark.slow
 def test_one_more_host_of_each_kind_is_planned(explained: dict[str, Any]) -> None:
     fast, slow = explained["added"]
     assert (fast["kind"], fast["devices"], slow["kind"]) == ("fast-rank", 1, "slow-rank")
