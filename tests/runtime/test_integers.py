@@ -16,7 +16,7 @@ from ratrain.cost.scratch import RESIDUAL_ELEMENTS
 from ratrain.describe.average_wires import AVERAGE_WIRES, BLOCK
 from ratrain.errors import RatrainError, RunFailed, TransportError
 from ratrain.program.kind import Lane
-from ratrain.runtime.step.exchange.integers import INTEGERS, Integers, Meeting
+from ratrain.runtime.step.exchange.integers import INTEGERS, Averaging, Integers
 from ratrain.runtime.step.network.links import Routes
 from ratrain.runtime.step.network.socket_network import SocketNetwork
 
@@ -46,7 +46,7 @@ def averaged(
     everybody = tuple(range(len(crowd)))
 
     def work(rank: int, network: SocketNetwork) -> None:
-        Meeting(network, Lane.REDUCE, everybody, rank).average(integers, learnt[rank], kept[rank])
+        Averaging(network, Lane.REDUCE, everybody, rank).average(integers, learnt[rank], kept[rank])
 
     on_all(crowd, work)
 
@@ -161,7 +161,7 @@ def test_a_peer_that_sends_another_wire_is_named() -> None:
     def work(rank: int, network: SocketNetwork) -> None:
         integers = list(INTEGERS.values())[rank]
         learnt, kept = drawn(2 * BLOCK, rank), torch.zeros(2 * BLOCK)
-        Meeting(network, Lane.REDUCE, (0, 1), rank).average(integers, learnt, kept)
+        Averaging(network, Lane.REDUCE, (0, 1), rank).average(integers, learnt, kept)
 
     with meeting(2) as crowd, pytest.raises(RatrainError, match=r"bytes where .* were expected"):
         on_all(crowd, work)

@@ -17,7 +17,7 @@ from ratrain.models.weights import Weights
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
 from ratrain.runtime.step.exchange.feedback import Residual
-from ratrain.runtime.step.exchange.integers import Integers, Meeting
+from ratrain.runtime.step.exchange.integers import Averaging, Integers
 from ratrain.runtime.step.exchange.slots import Slots, Unlike
 from ratrain.runtime.step.exchange.unlike_views import UnlikeView
 from ratrain.runtime.step.frozen import FrozenShare
@@ -231,10 +231,10 @@ class UnitState:
         """The same of what replicas or sites learnt, which is sent as integers."""
         assert self.outer is not None and self.outer.residual is not None
         counted, kept = self.counts(learnt), self.outer.residual.kept
-        meeting = Meeting(network, Lane.REDUCE, self.holders, self.place)
+        averaging = Averaging(network, Lane.REDUCE, self.holders, self.place)
         if self.across is not None:
-            meeting = Meeting(network, Lane.AVERAGE, self.across.holders, self.across.place)
-        meeting.average(integers, learnt[counted], kept[counted])
+            averaging = Averaging(network, Lane.AVERAGE, self.across.holders, self.across.place)
+        averaging.average(integers, learnt[counted], kept[counted])
         if self.across is not None and len(learnt) > self.owned_elements:
             network.gather(Lane.AVERAGE, learnt, self.holders)
 

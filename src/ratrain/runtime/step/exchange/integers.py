@@ -108,7 +108,7 @@ INTEGERS = {name: Integers(wire.bits) for name, wire in AVERAGE_WIRES.items() if
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Averaging:
     """Where the holders of something average it: this rank has a place among them."""
 
     network: Network
