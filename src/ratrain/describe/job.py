@@ -142,8 +142,8 @@ class ScheduleSpec:
     # scale by 64, as what replicas learnt since the last outer step ([train] outer_learning_rate;
     # 1 without momentum makes it a mean)
     average_wire: AskedWire = "fp32"
-    # leaves average_every to the planner, and the wire where that is "auto": the shortest period,
-    # then the widest wire, of which at most this part of a step waits for averages
+    # leaves average_every to the planner, and the wire where that is "auto": the shortest period
+    # that fits its plan, then the widest wire, of which at most this part of a step waits
     average_exposed: Annotated[float, Rule(low=0, high=1)] | None = None
     memory_budget_bytes: SizeBytes | None = None  # of each rank; left out: its device's first tier
     recovery_buffer: Count = 2  # layers recomputed at once

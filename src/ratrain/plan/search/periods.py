@@ -3,7 +3,8 @@
 The longer a period, the longer replicas drift apart, and the less a step waits. So the planner
 takes the shortest period of which at most `average_exposed` of a step waits for averages, and where
 `average_wire` is "auto" the widest wire that is as short. What plans fit depends on the period, and
-the period on the plan: plans are searched for again until both agree."""
+the period on the plan: plans are searched for again until both agree. A slower plan with room for a
+shorter period is not looked for."""
 
 from __future__ import annotations
 
@@ -92,8 +93,8 @@ def chosen_words(found: Sequence[Period], schedule: ScheduleSpec) -> str:
         return ""
     exposed = f"{100 * period.exposed_s / period.step_s:.2g} %"
     why = (
-        f"the shortest period, and of its wires the widest, of which at most {100 * asked:g} % of "
-        f"a step waits for averages ({exposed})"
+        f"the shortest period that fits this plan, and of its wires the widest, of which at most "
+        f"{100 * asked:g} % of a step waits for averages ({exposed})"
     )
     if not period.hides(asked):
         why = f"of which {exposed} waits: none that was tried makes it {100 * asked:g} %"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Collection
 from contextlib import suppress
@@ -31,7 +32,7 @@ class RailWatch:
     def __init__(self, connections: Collection[Connection]) -> None:
         self._connections = [each for each in connections if each.rails is not None]
         self._over = threading.Event()
-        if self._connections and hasattr(socket, "TCP_INFO"):
+        if self._connections and sys.platform == "linux":
             threading.Thread(target=self._watch, name="rail watch", daemon=True).start()
 
     def close(self) -> None:
