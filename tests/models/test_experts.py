@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors.torch
@@ -176,26 +175,6 @@ def test_a_degree_that_does_not_divide_the_experts_is_refused_with_one_that_does
     with pytest.raises(SpecError, match="has experts = 6, which 4 ranks") as caught:
         check_divides(replace(spec, experts=Experts(6, 2)), 4)
     assert caught.value.fix == "use tensor = 2"
-
-
-NOT_SUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "noise": ("mixtral", {"router_jitter_noise": 0.1}, "noise on what a router reads"),
-    "mixed": (
-        "qwen3_moe",
-        {"mlp_only_layers": [0]},
-        "experts in some layers and one MLP in others",
-    ),
-    "every second": ("qwen3_moe", {"decoder_sparse_step": 2}, "one MLP in others"),
-    "too few": ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
-}
-
-
-@pytest.mark.parametrize("name", NOT_SUPPORTED)
-def test_what_is_not_supported_is_named(name: str) -> None:
-    family, keys, what = NOT_SUPPORTED[name]
-    with pytest.raises(SpecError, match=what) as caught:
-        model_from_config({"model_type": family, **SIZES, **keys})
-    assert caught.value.place.startswith("config.json") and caught.value.fix
 
 
 def test_patterns_freeze_all_experts_of_a_layer_or_none() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_division import assert_near, group_step, part_of
 from test_units import kept_bytes
-from their_models import THEIRS, read_all, relative, written
+from their_models import SIZES, THEIRS, read_all, relative, written
 from thread_group import in_group
 from tiny_models import Running, batch_of, running
 from torch import Tensor
@@ -37,6 +37,31 @@ LENGTH = 40  # of sequences: longer than windows, and than what longrope was fir
 def test_every_family_has_a_model_here() -> None:
     """Transformers has no class for Baichuan2; test_units reads its paper."""
     assert {their.family for their in THEIRS.values()} == set(FAMILIES) - {"baichuan"}
+
+
+NOT_SUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "noise": ("mixtral", {"router_jitter_noise": 0.1}, "noise on what a router reads"),
+    "mixed": (
+        "qwen3_moe",
+        {"mlp_only_layers": [0]},
+        "experts in some layers and one MLP in others",
+    ),
+    "every second": ("qwen3_moe", {"decoder_sparse_step": 2}, "one MLP in others"),
+    "clipped": ("olmoe", {"clip_qkv": 8.0}, "clipped queries, keys and values"),
+    "norms": ("stablelm", {"qk_layernorm": True}, "a norm of its own for each head"),
+    "one norm": ("stablelm", {"use_parallel_residual": True}, "behind one norm"),
+    "rotates": ("smollm3", {"no_rope_layers": [1]}, "1 entries for 3 layers"),
+    "types": ("exaone4", {"sliding_window": 9}, "a window without the types of layers"),
+    "too few": ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SUPPORTED)
+def test_what_is_not_supported_is_named(name: str) -> None:
+    family, keys, what = NOT_SUPPORTED[name]
+    with pytest.raises(SpecError, match=what) as caught:
+        model_from_config({"model_type": family, **SIZES, **keys})
+    assert caught.value.place.startswith("config.json") and caught.value.fix
 
 
 @pytest.mark.parametrize("name", THEIRS)

@@ -65,9 +65,9 @@ found = []
 for label, fields in json.loads(sys.stdin.read()).items():
     scaling, experts = fields.pop("rope_scaling"), fields.pop("experts")
     experts = experts and Experts(**experts)
-    fields |= {"experts": experts}
-    spec = ModelSpec(**fields | {"global_layers": tuple(fields["global_layers"]),
-        "rope_scaling": scaling and RopeScaling(**scaling)})
+    layers = {key: tuple(each) for key, each in fields.items() if isinstance(each, list)}
+    scaling = scaling and RopeScaling(**scaling)
+    spec = ModelSpec(**fields | layers | {"experts": experts, "rope_scaling": scaling})
     for dtype in (torch.float32, torch.bfloat16):
         for name in ("e", "0", "1", "h"):
             found.append([f"{label} {name} {dtype}", *measured(spec, name, dtype)])

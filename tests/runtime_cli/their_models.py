@@ -51,6 +51,11 @@ class Their:
     family: str
     keys: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def divides(self) -> bool:
+        """Whether a tensor group can share it: not where queries are normalised over all heads."""
+        return not self.family.startswith("olmo")
+
 
 THEIRS = {
     "llama": Their("llama", {**SIZES, "attention_bias": True, "mlp_bias": True}),
@@ -92,6 +97,36 @@ THEIRS = {
     "mixtral": Their("mixtral", {**SIZES, "num_local_experts": 4, "sliding_window": 9}),
     "qwen3_moe": Their("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
     "qwen3_moe as it is": Their("qwen3_moe", {**EXPERTS, "attention_bias": True}),
+    "olmo3": Their(
+        "olmo3",
+        {
+            **SIZES,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_scaling": YARN,
+        },
+    ),
+    "olmo3 plain": Their("olmo3", {**SIZES, "sliding_window": 7, "rope_theta": 100.0}),
+    "olmoe": Their("olmoe", {**SIZES, "num_experts": 6, "num_experts_per_tok": 3}),
+    "seed_oss": Their("seed_oss", {**SIZES, "head_dim": 12, "attention_out_bias": True}),
+    "smollm3": Their("smollm3", {**SIZES, "no_rope_layers": [1, 0, 1]}),
+    "smollm3 window": Their(
+        "smollm3",
+        {**SIZES, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 6},
+    ),
+    "stablelm": Their("stablelm", {**SIZES, "use_qkv_bias": True}),
+    "starcoder2": Their("starcoder2", {**SIZES, "sliding_window": 9}),
+    "exaone4": Their(
+        "exaone4", {**SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 3}
+    ),
+    "exaone4 window": Their(
+        "exaone4",
+        {
+            **SIZES,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "gpt2": Their(
         "gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 64, "n_positions": 64}
     ),

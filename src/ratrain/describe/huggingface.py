@@ -14,6 +14,7 @@ from typing import Any
 
 from ratrain.describe.families import (
     baichuan,
+    exaone4,
     gemma,
     gemma2,
     gemma3,
@@ -23,10 +24,16 @@ from ratrain.describe.families import (
     mistral,
     mixtral,
     olmo2,
+    olmo3,
+    olmoe,
     phi3,
     qwen2,
     qwen3,
     qwen3_moe,
+    seed_oss,
+    smollm3,
+    stablelm,
+    starcoder2,
 )
 from ratrain.describe.family import Family
 from ratrain.describe.model import ModelSpec
@@ -41,7 +48,7 @@ FAMILIES: Registry[Family] = Registry("family of models")
 """By their model_type, in the order in which they are tried for a model that names none."""
 for _module in (
     *(llama, qwen2, mistral, qwen3, phi3, gemma, gemma2, gemma3, olmo2, gpt2, gpt_neox),
-    *(baichuan, mixtral, qwen3_moe),
+    *(baichuan, mixtral, qwen3_moe, smollm3, olmo3, olmoe, seed_oss, stablelm, starcoder2, exaone4),
 ):
     FAMILIES.declare(_module.FAMILY.name, _module.FAMILY)
 

@@ -98,6 +98,7 @@ class ModelSpec:
     window: Positions | None = None  # tokens that a query reads, itself included
     global_layers: tuple[LayerIndex, ...] = ()  # layers that read all tokens beside a window
     local_rope_theta: Theta | None = None  # Gemma3: of layers with a window, whose angles are plain
+    unrotated_layers: tuple[LayerIndex, ...] = ()  # SmolLM3: positions play no part in their scores
     attention_scale: Positive | None = None  # of scores; left out: 1 / sqrt(head_dim)
     attention_softcap: Positive | None = None  # Gemma2: c tanh(score / c)
     logit_softcap: Positive | None = None
@@ -144,9 +145,9 @@ class ModelSpec:
 ADDED = frozenset(
     (
         *("rope_scaling", "rotary_share", "norm_places", "norm_plus_one", "qk_norm", "window"),
-        *("global_layers", "local_rope_theta", "attention_scale", "attention_softcap"),
-        *("logit_softcap", "scaled_embedding", "experts", "balance_loss", "tuning"),
-        "own",
+        *("global_layers", "local_rope_theta", "unrotated_layers", "attention_scale"),
+        *("attention_softcap", "logit_softcap", "scaled_embedding"),
+        *("experts", "balance_loss", "tuning", "own"),
     )
 )
 """Fields that earlier versions did not have."""

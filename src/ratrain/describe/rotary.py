@@ -41,6 +41,14 @@ class Rope:
     long_factor: tuple[Positive, ...] = ()
 
 
+@dataclass(frozen=True)
+class LayerRopes:
+    """`rope_parameters` where it has a table for each type of layer."""
+
+    full_attention: Rope | None = None
+    sliding_attention: Rope | None = None
+
+
 def scaling_of(
     rope: Rope | None, positions: int, place: Place, original: int | None = None
 ) -> RopeScaling | None:

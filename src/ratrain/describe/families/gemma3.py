@@ -12,18 +12,10 @@ from ratrain.describe.families.gemma2 import TENSORS, GemmaKeys, of_gemma, to_ge
 from ratrain.describe.families.llama import QK_NORMS
 from ratrain.describe.family import Family
 from ratrain.describe.model import ModelSpec, Positive
-from ratrain.describe.rotary import Rope, Theta, scaling_of
+from ratrain.describe.rotary import LayerRopes, Theta, scaling_of
 from ratrain.describe.strict import load
 from ratrain.errors import SpecError
 from ratrain.readers.place import Place
-
-
-@dataclass(frozen=True)
-class _Ropes:
-    """Transformers 5: a table for each type of layer."""
-
-    full_attention: Rope | None = None
-    sliding_attention: Rope | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +32,7 @@ class _Gemma3(GemmaKeys):
 def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
     own = {key: value for key, value in config.items() if key != "rope_parameters"}
     read = load(_Gemma3, own, place, strict=False)
-    ropes = load(_Ropes, config.get("rope_parameters") or {}, place, strict=False)
+    ropes = load(LayerRopes, config.get("rope_parameters") or {}, place, strict=False)
     if read.use_bidirectional_attention:
         raise SpecError(
             "attention to later tokens is not supported",

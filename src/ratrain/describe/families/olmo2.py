@@ -21,6 +21,9 @@ from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import load
 from ratrain.readers.place import Place
 
+PIECES = {"mlp_bias": False, "norm_places": "after", "qk_norm": "width"}
+"""What OLMo 2 and 3 have beside LLaMA."""
+
 
 @dataclass(frozen=True)
 class _Olmo2(LlamaKeys):
@@ -28,11 +31,11 @@ class _Olmo2(LlamaKeys):
 
 
 def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    read = of_keys(load(_Olmo2, config, place, strict=False), place)
-    return {**read, "mlp_bias": False, "norm_places": "after", "qk_norm": "width"}
+    return {**of_keys(load(_Olmo2, config, place, strict=False), place), **PIECES}
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
+def write(model: ModelSpec) -> dict[str, Any]:
+    """The keys of a model, its window aside."""
     return {**to_keys(model), "attention_bias": model.qkv_bias}
 
 
@@ -41,7 +44,7 @@ FAMILY = Family(
     "Olmo2ForCausalLM",
     "OLMo 2",
     _read,
-    _write,
+    write,
     {
         **OUTSIDE,
         **ATTENTION,

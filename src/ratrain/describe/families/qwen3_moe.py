@@ -29,7 +29,13 @@ from ratrain.describe.strict import load
 from ratrain.errors import SpecError
 from ratrain.readers.place import Place
 
-_EXPERTS = "model.layers.{}.mlp.experts.{}"
+_EXPERT = "model.layers.{}.mlp.experts.{}"
+EXPERTS = {
+    "mlp.router": "model.layers.{}.mlp.gate",
+    "experts.gate": Numbered(f"{_EXPERT}.gate_proj"),
+    "experts.up": Numbered(f"{_EXPERT}.up_proj"),
+    "experts.down": Numbered(f"{_EXPERT}.down_proj"),
+}
 
 
 @dataclass(frozen=True)
@@ -102,10 +108,7 @@ FAMILY = Family(
         **ATTENTION,
         **QK_NORMS,
         **NORMS,
-        "mlp.router": "model.layers.{}.mlp.gate",
-        "experts.gate": Numbered(f"{_EXPERTS}.gate_proj"),
-        "experts.up": Numbered(f"{_EXPERTS}.up_proj"),
-        "experts.down": Numbered(f"{_EXPERTS}.down_proj"),
+        **EXPERTS,
     },
     also=STACKED,
 )

@@ -28,7 +28,7 @@ class Rotary:
 
 def rotary_of(spec: ModelSpec, layer: int) -> Rotary | None:
     """How a layer turns its queries and keys; None: it does not."""
-    if spec.position != "rope":
+    if spec.position != "rope" or layer in spec.unrotated_layers:
         return None
     size = int(spec.head_dim * spec.rotary_share)
     if spec.local_rope_theta is not None and spec.window_of(layer) is not None:

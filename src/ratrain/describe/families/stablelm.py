@@ -1,0 +1,66 @@
+"""StableLM: LLaMA with layer norms, and heads rotated in part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ratrain.describe.amounts import Fraction, Positions
+from ratrain.describe.families.llama import TENSORS, Epsilon, LlamaKeys, of_keys, to_keys
+from ratrain.describe.family import Family
+from ratrain.describe.model import ModelSpec
+from ratrain.describe.strict import load
+from ratrain.errors import SpecError
+from ratrain.readers.place import Place
+
+
+@dataclass(frozen=True)
+class _StableLm(LlamaKeys):
+    max_position_embeddings: Positions = 4096
+    layer_norm_eps: Epsilon = 1e-5
+    partial_rotary_factor: Fraction | None = 0.25
+    use_qkv_bias: bool = False
+    qk_layernorm: bool = False
+    use_parallel_residual: bool = False
+
+
+_NOT_YET = {
+    "qk_layernorm": "a norm of its own for each head's queries and keys",
+    "use_parallel_residual": "attention and MLP behind one norm",
+}
+
+
+def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    read = load(_StableLm, config, place, strict=False)
+    for key, what in _NOT_YET.items():
+        if getattr(read, key):
+            raise SpecError(
+                f"{what} is not supported",
+                place=str(place.at(key)),
+                fix="use a model without it, as StableLM 2 1.6B and StableLM 3B are",
+            )
+    return {
+        **of_keys(read, place),
+        "head_dim": None,
+        "norm": "layer",
+        "norm_epsilon": read.layer_norm_eps,
+        "qkv_bias": read.use_qkv_bias,
+        "output_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    keys = {k: v for k, v in to_keys(model).items() if k not in ("rms_norm_eps", "head_dim")}
+    return {
+        **keys,
+        "layer_norm_eps": model.norm_epsilon,
+        "partial_rotary_factor": model.rotary_share,
+        "use_qkv_bias": model.qkv_bias,
+    }
+
+
+FAMILY = Family(
+    "stablelm", "StableLmForCausalLM", "StableLM 3B, StableLM 2 1.6B", _read, _write, TENSORS
+)
