@@ -8,6 +8,7 @@ import secrets
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise, product
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -78,6 +79,8 @@ class Crew:
 
 _rendezvous: Rendezvous | None = None
 """In a member, while it works: the ranks that were asked."""
+_closing = ExitStack()
+"""In a member: what its work has opened."""
 
 
 def network_among(
@@ -92,6 +95,7 @@ def network_among(
     """A member's network among those that were asked; "staged": as of a device with memory of its
     own."""
     network, _ = connected(seats, seat, routes, rendezvous(), timeout_s, hosts)
+    _closing.callback(network.close)
     return StagedNetwork(network, Staging(pinned=False)) if kind == "staged" else network
 
 
@@ -121,9 +125,11 @@ def _member(
         handle = None if listener is None else os.dup(listener.fileno())
         try:
             launch = Launch(rank, world_size, "127.0.0.1", port, handle)
-            _rendezvous = join(launch, secret, PATIENCE_S)
-            result = work(rank, world_size, *given)
-            _rendezvous.everybody("")  # no rank leaves while another still communicates
+            with _closing:  # where this rank fails, the others do not wait for it
+                _rendezvous = join(launch, secret, PATIENCE_S)
+                _closing.callback(_rendezvous.broadcast.close)
+                result = work(rank, world_size, *given)
+                _rendezvous.everybody("")  # no rank leaves while another still communicates
             end.send(("", result))
         except BaseException:
             end.send((traceback.format_exc(), None))

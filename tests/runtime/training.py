@@ -295,17 +295,13 @@ def _train_rank(
         tiers=tiers,
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
-    try:
-        if reader is not None:
-            reader.finish()
-        run.complete()
-        if saves:
-            run.save_with(_saver(run_folder.path, job, program, spec.seats, rank, run, network))
-        began_bytes = network.sent_bytes or 0
-        run.run()
-    except BaseException:
-        network.close()  # the others do not wait for it
-        raise
+    if reader is not None:
+        reader.finish()
+    run.complete()
+    if saves:
+        run.save_with(_saver(run_folder.path, job, program, spec.seats, rank, run, network))
+    began_bytes = network.sent_bytes or 0
+    run.run()
     _kept = run.kept()
     return RankResult(
         losses,
