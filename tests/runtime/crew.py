@@ -7,8 +7,8 @@ import os
 import secrets
 import socket
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise, product
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -30,6 +30,22 @@ Work = Callable[..., Any]
 PATIENCE_S = 300
 
 
+@contextmanager
+def one_thread() -> Generator[None]:
+    """Processes that begin now compute on one thread, whatever thread of theirs asks. What
+    `torch.set_num_threads` says reaches MKL in the thread that says it, and others only once they
+    have done something else than a product: of 9 rows two threads make other bits."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
 class Crew:
     """`size` processes with torch loaded; for each `ask` the first of them meet anew."""
 
@@ -44,7 +60,8 @@ class Crew:
             mine, theirs = context.Pipe()
             arguments = rank, None if rank else listener, port, secret, theirs
             process = context.Process(target=_member, args=arguments, daemon=True)
-            process.start()
+            with one_thread():
+                process.start()
             theirs.close()
             self._ends.append(mine)
             self._processes.append(process)
