@@ -114,6 +114,16 @@ THEIRS = {
         "smollm3",
         {**SIZES, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 6},
     ),
+    "granite": Their(
+        "granite",
+        {
+            **SIZES,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.25,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 4.0,
+        },
+    ),
     "stablelm": Their("stablelm", {**SIZES, "use_qkv_bias": True}),
     "starcoder2": Their("starcoder2", {**SIZES, "sliding_window": 9}),
     "exaone4": Their(

@@ -122,7 +122,7 @@ def unpacked_bytes(tensors: Iterable[Tensor], element_bytes: int, tensor: int, r
 
 def _looked_up_bytes(model: ModelSpec, sequence: int, rows: int, element_bytes: int) -> int:
     """Beside an embedding's gradient: the same scaled; of learned positions, in fp32."""
-    scaled = rows * model.hidden * element_bytes if model.scaled_embedding else 0
+    scaled = rows * model.hidden * element_bytes if model.embedding_scale else 0
     return scaled + (4 * sequence * model.hidden if model.position == "learned" else 0)
 
 

@@ -20,6 +20,7 @@ from ratrain.describe.families import (
     gemma3,
     gpt2,
     gpt_neox,
+    granite,
     llama,
     mistral,
     mixtral,
@@ -48,7 +49,19 @@ FAMILIES: Registry[Family] = Registry("family of models")
 """By their model_type, in the order in which they are tried for a model that names none."""
 for _module in (
     *(llama, qwen2, mistral, qwen3, phi3, gemma, gemma2, gemma3, olmo2, gpt2, gpt_neox),
-    *(baichuan, mixtral, qwen3_moe, smollm3, olmo3, olmoe, seed_oss, stablelm, starcoder2, exaone4),
+    *(
+        baichuan,
+        mixtral,
+        qwen3_moe,
+        smollm3,
+        granite,
+        olmo3,
+        olmoe,
+        seed_oss,
+        stablelm,
+        starcoder2,
+        exaone4,
+    ),
 ):
     FAMILIES.declare(_module.FAMILY.name, _module.FAMILY)
 

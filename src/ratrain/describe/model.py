@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
+from math import sqrt
 from typing import Annotated, Any, Literal
 
 from ratrain.describe.amounts import (
@@ -103,6 +104,9 @@ class ModelSpec:
     attention_softcap: Positive | None = None  # Gemma2: c tanh(score / c)
     logit_softcap: Positive | None = None
     scaled_embedding: bool = False  # Gemma: times sqrt(hidden)
+    embedding_multiplier: Positive | None = None  # Granite
+    residual_multiplier: Positive = 1.0  # Granite: of what attention and MLP add
+    logits_divisor: Positive = 1.0  # Granite
     experts: Experts | None = None  # Mixtral, Qwen3-MoE: of each layer, in place of an MLP
     balance_loss: Annotated[float, Rule(low=0, high=100)] = 0.0  # weight of the experts' balance
     tuning: Tuning | None = None  # what a job trains of it; None: everything
@@ -120,6 +124,11 @@ class ModelSpec:
     def base(self) -> ModelSpec:
         """The model itself, whatever is trained of it."""
         return replace(self, tuning=None)
+
+    @property
+    def embedding_scale(self) -> float | None:
+        """What a token's vector is multiplied by, if anything."""
+        return sqrt(self.hidden) if self.scaled_embedding else self.embedding_multiplier
 
     @property
     def kv_hidden(self) -> int:
@@ -146,7 +155,8 @@ ADDED = frozenset(
     (
         *("rope_scaling", "rotary_share", "norm_places", "norm_plus_one", "qk_norm", "window"),
         *("global_layers", "local_rope_theta", "unrotated_layers", "attention_scale"),
-        *("attention_softcap", "logit_softcap", "scaled_embedding"),
+        *("attention_softcap", "logit_softcap", "scaled_embedding", "embedding_multiplier"),
+        *("residual_multiplier", "logits_divisor"),
         *("experts", "balance_loss", "tuning", "own"),
     )
 )

@@ -59,6 +59,7 @@ class AttentionPlan:
     after: Norm | None
     qk_norms: tuple[Norm, Norm] | None
     whole_width: bool  # these are of all heads at once
+    multiplier: float = 1.0  # of the result, by that of the values
     group: TensorGroup | None = None
     core: AttentionCore = FLASH
 
@@ -117,6 +118,7 @@ def attention_plan(
         after=None if spec.norm_places == "before" else norm_of(spec, "attention.norm"),
         qk_norms=None if spec.qk_norm == "none" else qk_norms,
         whole_width=spec.qk_norm == "width",
+        multiplier=spec.residual_multiplier,
         group=group,
         core=core,
     )
@@ -147,6 +149,8 @@ def projected(
         )
         made = Projected(normed_q, normed_k, v, (q, k), (q_made, k_made))
     plan.turn_rows_((made.q, made.k), batch, first=first)
+    if plan.multiplier != 1:
+        made.v.mul_(plan.multiplier)
     q, k, v = (part.view(*batch, -1, plan.shape.head_dim).transpose(1, 2) for part in made[:3])
     return made._replace(q=q, k=k, v=v)
 
@@ -209,6 +213,8 @@ class AttentionBlock(Function):
         dq, dk, dv = (part.transpose(1, 2).reshape(tokens, -1) for part in parts)
         del parts
         plan.turn_rows_((dq, dk), batch, back=True)
+        if plan.multiplier != 1:
+            dv.mul_(plan.multiplier)
         if plan.qk_norms is not None:
             dq, dk = (
                 norm.backward(weights, plan.rows_of(d), *read, None, group).view(tokens, -1)

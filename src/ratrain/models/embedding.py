@@ -1,5 +1,5 @@
 """The table of tokens, as a unit: its input is an empty tensor that only carries the graph. Some
-families scale what they look up (Gemma), or add a vector learned for each position (GPT-2).
+families scale what they look up (Gemma, Granite), or add a vector for each position (GPT-2).
 
 In a tensor group each rank has some of the words; tokens of others' words give zeros, so that the
 sum of all ranks' outputs, left to the caller, is the embedding. Rank 0's has the positions.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import sqrt
 from typing import Any
 
 import torch
@@ -44,8 +43,7 @@ class EmbeddingPlan:
 
 def embedding_plan(spec: ModelSpec, group: TensorGroup | None) -> EmbeddingPlan:
     """The plan of a model's embedding."""
-    scale = sqrt(spec.hidden) if spec.scaled_embedding else None
-    return EmbeddingPlan(spec.vocab, scale, spec.position == "learned", group)
+    return EmbeddingPlan(spec.vocab, spec.embedding_scale, spec.position == "learned", group)
 
 
 class Embed(Function):

@@ -38,17 +38,19 @@ LEAST_LENGTH = 1e-12  # torch.nn.functional.normalize's
 @dataclass(frozen=True)
 class HeadPlan:
     """`normalised`: the rows of the matrix count by direction alone (Baichuan2's NormHead).
-    `softcap` c: logits are c tanh(logit / c) (Gemma 2)."""
+    `softcap` c: logits are c tanh(logit / c) (Gemma 2). Granite divides them by `divisor`."""
 
     norm: Norm
     normalised: bool
     softcap: float | None = None
+    divisor: float = 1.0
     group: TensorGroup | None = None
 
 
 def head_plan(spec: ModelSpec, group: TensorGroup | None) -> HeadPlan:
     """The plan of a model's head."""
-    return HeadPlan(norm_of(spec, NORM), spec.norm_head, spec.logit_softcap, group)
+    norm, softcap = norm_of(spec, NORM), spec.logit_softcap
+    return HeadPlan(norm, spec.norm_head, softcap, spec.logits_divisor, group)
 
 
 class HeadLoss(Function):
@@ -73,7 +75,8 @@ class HeadLoss(Function):
         lengthwise: Tensor | None = None if inverse is None else torch.zeros_like(inverse)
         target_rows = _wanted(targets.flatten(), logits.shape[1], group)
         d_logits = _logits_gradient_(
-            logits, target_rows, logsumexp, grads[0], inverse, lengthwise, plan.softcap
+            *(logits, target_rows, logsumexp, grads[0] / plan.divisor),
+            *(inverse, lengthwise, plan.softcap),
         )
         shortening: Tensor | None = None
         if inverse is not None and lengthwise is not None:
@@ -119,6 +122,8 @@ def _logits(normed: Tensor, weights: Weights, plan: HeadPlan) -> tuple[Tensor, T
     """(logits [tokens, V], one over the length of each row of the matrix, or None)."""
     matrix = weights[LOGITS]
     logits = normed @ matrix.t()
+    if plan.divisor != 1:
+        logits.div_(plan.divisor)
     if plan.softcap is not None:
         soft_cap_(logits, plan.softcap)
     if not plan.normalised:

@@ -73,6 +73,7 @@ class DenseMlp:
 
     activation: str
     gated: bool
+    multiplier: float = 1.0  # of the result, by that of what is inside
     group: TensorGroup | None = None
 
     @property
@@ -90,6 +91,8 @@ class DenseMlp:
         gate = gates[0] if gates else None
         inputs.let_go()
         act = activated(self.activation, up, gate)
+        if self.multiplier != 1:
+            act.mul_(self.multiplier)
         if residual is None:
             output = linear_summed(weights, "mlp.down", act, self.group)
         else:
@@ -108,6 +111,8 @@ class DenseMlp:
         gate, up, act = kept
         weight_gradient(weights, "mlp.down", grad, Rows(act), self.group)
         d_act = input_gradient(weights, "mlp.down", grad.all())
+        if self.multiplier != 1:
+            d_act.mul_(self.multiplier)
         activation_gradients_(self.activation, d_act, up, gate)
         del d_act
         grad.let_go()
@@ -128,7 +133,7 @@ class MlpPlan:
 
 def mlp_plan(spec: ModelSpec, group: TensorGroup | None) -> MlpPlan:
     """The plan of a model's layers."""
-    dense = DenseMlp(spec.activation, spec.gated_mlp, group)
+    dense = DenseMlp(spec.activation, spec.gated_mlp, spec.residual_multiplier, group)
     return MlpPlan(
         inside=dense if spec.experts is None else sparse_mlp(spec, group),
         before=None if spec.norm_places == "after" else norm_of(spec, "norm2"),

@@ -33,6 +33,8 @@ def trains(model: ModelSpec) -> str | None:
         reasons.append("layer norm of queries and keys, or by 1 + its weight")
     if model.parallel_residual and model.norm_places != "before":
         reasons.append("parallel_residual with norms behind attention")
+    if model.residual_multiplier != 1 and (model.output_bias or model.mlp_bias):
+        reasons.append("residual_multiplier with biases of what it multiplies")
     if model.experts is not None:
         reasons += _experts(model)
     return ", ".join(reasons) or None
@@ -44,6 +46,7 @@ def _experts(model: ModelSpec) -> list[str]:
         "gated_mlp = false": not model.gated_mlp,
         "mlp_bias": model.mlp_bias,
         "parallel_residual": model.parallel_residual,
+        "residual_multiplier": model.residual_multiplier != 1,
     }
     return [f"experts with {name}" for name, found in odd.items() if found]
 
