@@ -1,11 +1,12 @@
 """What faults cost a run: throughput beside an undisturbed one, and time to the next step.
 
-    python benchmarks/survival/chaos.py --minutes 30 --seed 7
+    python benchmarks/survival/chaos.py --minutes 30 --seed 7 [--mirror]
 
 Four emulated machines on two sites (examples/clusters/two-sites-lab.toml) train the tiny model.
 First undisturbed, for a minute; then under `ratrain lab chaos`, a fault every 29 s on average, of
 every kind. Root, on a quiet machine. Throughput outside of recovery: steps that counted, in the
-time from which each wait after a new start is taken away, against the undisturbed rate.
+time from which each wait after a new start is taken away, against the undisturbed rate. Steps
+lost: those that were done again. `--mirror`: each owner's optimizer states are on a buddy too.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ devices = 4
 sequences = 24
 micro_batch = 1
 [schedule]
-dtype = "fp32"
+dtype = "fp32"{mirror}
 [train]
 steps = 1000000
 learning_rate = 1e-2
@@ -61,10 +62,13 @@ def main() -> None:
     parser.add_argument("--lasts", type=float, default=8.0, help="seconds that one takes")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--checkpoints", type=int, default=10, help="steps between two")
+    parser.add_argument("--mirror", action="store_true", help="with [schedule] mirror")
     chosen = parser.parse_args()
+    mirror = "\nmirror = true\nsharding = 1" if chosen.mirror else ""
+    job = JOB.format(cluster=CLUSTER, every=chosen.checkpoints, mirror=mirror)
     with tempfile.TemporaryDirectory(prefix="chaos-") as made:
         folder = Path(made)
-        (folder / "job.toml").write_text(JOB.format(cluster=CLUSTER, every=chosen.checkpoints))
+        (folder / "job.toml").write_text(job)
         ratrain(folder, "data", "--sample-text", "text.jsonl")
         chaos = ("lab", "chaos", "job.toml", "--seed", str(chosen.seed))
         quiet = ratrain(folder, *chaos, "--every", "1000", "--for", "75", "--run", "runs/quiet")
@@ -90,6 +94,8 @@ def say(quiet: dict[str, Any], body: dict[str, Any]) -> None:
     print(
         f"{len(waits)} new starts, losses done again differ by {body['again_loss_difference']:.1e}"
     )
+    again = [each["steps_again"] for each in faults if each["restarted"]]
+    print(f"steps lost: {sum(again)}, at most {max(again, default=0)} by one fault")
     if waits:
         print(f"to the next step: median {median(waits):.1f} s, worst {waits[-1]:.1f} s")
     print(

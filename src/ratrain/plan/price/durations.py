@@ -320,6 +320,7 @@ def _averages(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Po
         else:
             params = unit.params / unit.holders
             sent = unit.across.half(job.averaged_bytes * params).times(2)
+            sent = replace(sent, latency_s=sent.latency_s * setup.average_rounds)
         if unit.across is not None and unit.group is not None and not setup.sharding:
             told = unit.group.half(form.told_bytes_per_param * unit.params)
             told_s = told.alone_s(unit.group.link.bandwidth_bytes_per_s)

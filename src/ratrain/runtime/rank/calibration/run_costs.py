@@ -394,6 +394,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     if len(sites) > 1:
         mine = element_bytes.averaged * elements / holders
         averaged = measured.across(2 * mine * (len(sites) - 1) / len(sites))
+        averaged = replace(averaged, fixed_s=averaged.fixed_s * measured.setup.average_rounds)
         if holders.max() > 1 and not sharding:  # by the others of its site
             told_bytes = element_bytes.told * elements * (holders - 1) / holders
             told = measured.collective(told_bytes)
