@@ -14,7 +14,7 @@ from made import Case, cases, replica
 from test_averaging import turns_drawn, with_copies
 
 from ratrain.errors import ProgramError
-from ratrain.program.between import between_sites
+from ratrain.program.between import average_rounds, between_sites
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation, Averages, Setup
@@ -208,6 +208,6 @@ def test_of_what_an_owner_has_it_averages_as_many_parts_as_sites_of_more_owners_
         setup = replace(
             unlike_sites([((4,), count) for count in counts]), averages=Averages.DREAMDDP
         )
-        assert setup.average_rounds == rounds
+        assert average_rounds(setup) == rounds
         between = between_sites(setup)
         assert between is not None and between.last_bytes == 2 * (len(counts) - 1) * 6 * 40

@@ -35,7 +35,6 @@ from ratrain.checkpoint.own import own_kind
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.average_wires import AVERAGE_WIRES
 from ratrain.describe.model import ModelSpec
-from ratrain.errors import RatrainError
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.plan import load_job
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
@@ -135,8 +134,7 @@ UNEQUAL_SHARES = replace(
 
 def close(a: RunFolder, b: RunFolder) -> None:
     """Losses that agree but for the order of sums."""
-    pairs = list(zip(loss_values(a), loss_values(b), strict=True))
-    assert [x for x, _ in pairs] == pytest.approx([y for _, y in pairs], rel=2e-6), pairs
+    assert loss_values(a) == pytest.approx(loss_values(b), rel=1e-6)
 
 
 @pytest.mark.parametrize("averages", ["early-start", "dreamddp"])
@@ -233,8 +231,7 @@ def test_a_run_ends_with_one_model_and_its_report_says_so(setting: Setting, tmp_
     report = report_of(folder)["settled"]
     assert report["unlike"] == 0 and report["ranges"] >= len(last.manifest.meta.units)
     assert report["averaged"] and report["took_s"] > 0
-    words = " ".join(settled_text(report))
-    assert "difference 0" in words
+    assert "difference 0" in " ".join(" ".join(settled_text(report)).split())
     if not setting.sites:
         assert report["between_sites"] is None
         return
@@ -249,13 +246,14 @@ def test_local_sgd_ends_alike_without_a_last_average(tmp_path: Path) -> None:
     settled = report_of(folder)["settled"]
     assert (settled["unlike"], settled["averaged"], settled["took_s"]) == (0, False, 0.0)
     assert settled["ranges"] == len(end(folder).manifest.meta.units)
-    assert "as the last step's averages left them" in " ".join(settled_text(settled))
+    words = " ".join(" ".join(settled_text(settled)).split())
+    assert "as the last step's averages left them" in words
 
 
 def test_a_run_that_is_asked_to_stop_saves_one_model(tmp_path: Path) -> None:
     folder = made(tmp_path, replace(SETTING, data=2, steps=400))
     disturb = killer(folder, 1, lambda: steps_done(folder) >= 3, signal.SIGTERM)
-    with meanwhile(disturb), pytest.raises(RatrainError):
+    with meanwhile(disturb):
         start(folder)
     (last,) = listed(folder.checkpoints)
     assert 3 < last.step < 400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import NamedTuple
 
 from ratrain.describe.average_wires import AVERAGE_WIRES
@@ -33,3 +34,11 @@ def between_sites(setup: Setup) -> Between | None:
     whole_bytes = 2 * (len(setup.sites) - 1) * sum(degree * u.copy_bytes for degree, u in held)
     wire = AVERAGE_WIRES[setup.average_wire or "fp32"]
     return Between(whole_bytes * wire.bytes_per_param / 4 / setup.period, float(whole_bytes))
+
+
+def average_rounds(setup: Setup) -> int:
+    """How many averages between sites an owner makes of a unit, one behind the other: of what it
+    owns a site of more owners has as many parts."""
+    counts = setup.site_counts.values()
+    cuts = {Fraction(n, count) for count in counts for n in range(count)}
+    return -(-len(cuts) // min(counts))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from fractions import Fraction
 from functools import cached_property
 
 from ratrain.describe.average_wires import AVERAGE_WIRES
@@ -194,14 +193,6 @@ class Setup:
         if not self.averages:
             return 1
         return len(self.sites) or max(self.holders.values())
-
-    @cached_property
-    def average_rounds(self) -> int:
-        """How many averages between sites an owner makes of a unit, one behind the other: of what
-        it owns a site of more owners has as many parts."""
-        counts = self.site_counts.values()
-        cuts = {Fraction(n, count) for count in counts for n in range(count)}
-        return -(-len(cuts) // min(counts, default=1))
 
     @cached_property
     def unit_degrees(self) -> dict[str, tuple[int, ...]]:

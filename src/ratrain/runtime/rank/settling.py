@@ -23,6 +23,9 @@ from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.state_ops import StateOps
 from ratrain.runtime.step.unit_state import UnitState
 
+_Key = tuple[str, int, int, int, int]
+"""A unit, the rank in a tensor group, a range, and at how many places it is."""
+
 
 class Settling:
     """One rank's part in it, and what it sends to other sites until then, as sockets are given
@@ -85,11 +88,11 @@ def compared(units: Sequence[UnitState], network: Network) -> tuple[int, int]:
     """How many ranges of master weights replicas or sites hold, and of how many they have not all
     the same bits. All ranks call this together."""
     rows = [row for unit in units if unit.trained for row in _digests(unit)]
-    held: dict[tuple[object, ...], dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    held: dict[_Key, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for body in network.exchange_bytes(json.dumps(rows).encode()):
-        for *key, place, digest in json.loads(body):
-            held[tuple(key)][place].add(digest)
-    return len(held), sum(_differ(places, int(key[-1])) for key, places in held.items())
+        for name, tensor, begin, end, places, place, digest in json.loads(body):
+            held[name, tensor, begin, end, places][place].add(digest)
+    return len(held), sum(_differ(of, places) for (*_, places), of in held.items())
 
 
 def _differ(digests: dict[int, set[str]], places: int) -> bool:
