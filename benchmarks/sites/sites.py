@@ -146,8 +146,8 @@ def prepare(folder: Path, rate: int, steps: int) -> None:
 
 @dataclass(frozen=True)
 class Ours:
-    """A run: seconds of each step and as predicted before it; of each step what the slower rank did
-    not compute, and the bytes that both sockets were given."""
+    """A run: seconds of each step and as predicted before it; of each step what the slower rank's
+    compute waited for (averages, and the optimizer), and the bytes that both sockets were given."""
 
     times: list[float]
     predicted_s: float
@@ -161,7 +161,7 @@ def ours(folder: Path, name: str, keys: tuple[str, ...], rate: int) -> Ours:
     ratrain(folder, "train", "job.toml", "--lab", "--run", str(run), *sets)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "step_time_s" in row]
-    computed = [max(r["compute_s"] + r["update_s"] for r in row["ranks"]) for row in rows]
+    computed = [max(r["compute_s"] for r in row["ranks"]) for row in rows]
     total = [0.0, *(sum(r["sent_bytes"] for r in row["ranks"]) for row in rows)]
     return Ours(
         [row["step_time_s"] for row in rows],
@@ -211,7 +211,7 @@ def main() -> None:
                 )
                 cell = f"{step_s:.3f} ({run.predicted_s:.3f})"
                 found.setdefault(f"ratrain {method}", []).append(cell)
-                more = f"not computing {wait_s:.3f}, {sent / 2e6:.3f} MB a rank and step"
+                more = f"compute waited {wait_s:.3f}, {sent / 2e6:.3f} MB a rank and step"
                 print(rate, method, cell, more, flush=True)
     for method, cells in found.items():
         print(f"{method:24}" + "".join(f"{cell:>15}" for cell in cells))

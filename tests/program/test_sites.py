@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from made import Case, cases, replica
 from test_averaging import turns_drawn, with_copies
 
 from ratrain.errors import ProgramError
+from ratrain.program.between import average_rounds, between_sites
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation, Averages, Setup
@@ -118,18 +121,93 @@ def test_an_owner_keeps_copies_and_outer_states_of_its_part_alone() -> None:
             assert sizes == {copies * 40 // part}
 
 
-@pytest.mark.parametrize(
-    ("replicas", "words"),
-    [
-        ((replica((1, 1), 2, 2), replica((1, 1), 2, 3)), "2 replicas of tensor 1"),
-        ((replica((1, 1), 2, 2), replica((1, 1), 2, 2)), "averages early-start"),
-    ],
+TWO_AND_THREE = replica((1, 1), 2, 2), replica((1, 1), 2, 3)
+SITES = st.lists(
+    st.tuples(st.sampled_from([(4,), (2, 2), (1, 3), (1, 2, 1)]), st.integers(1, 3)),
+    min_size=2,
+    max_size=3,
 )
+
+
+def unlike_sites(sites: Sequence[tuple[tuple[int, ...], int]], micro_batches: int = 4) -> Setup:
+    """Of each site the layers of its replicas' stages, and how many replicas."""
+    replicas = [
+        replace(replica(cut, micro_batches + site, count, ends=True), site=site)
+        for site, (cut, count) in enumerate(sites)
+    ]
+    return with_copies(Setup(tuple(replicas)))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    SITES, st.integers(0, 2), st.sampled_from(["1f1b", "ratrain", "pe-zero"]), BY_TURNS,
+    st.integers(1, 3), st.integers(0, 99), st.booleans(),
+)  # fmt: skip
+def test_sites_of_other_stages_and_other_numbers_of_replicas_are_sound_over_a_period(
+    sites: Sequence[tuple[tuple[int, ...], int]], level: int, name: str, order: Averages,
+    steps: int, seed: int, tied: bool,
+) -> None:  # fmt: skip
+    setup = unlike_sites(sites)
+    choices = Choices(
+        average_steps=steps,
+        averages=order,
+        average_turns=turns_drawn(setup, steps, seed, tied=tied),
+        tie=tied,
+    )
+    alone = all(count == 1 for _, count in sites)
+    chosen = replace(strategy(name), sharding=0 if alone else level)
+    program = apply_strategy(chosen, setup, choices)
+    verdict = verify(program)
+    assert verdict.sound, [finding.message for finding in verdict.findings[:2]]
+    assert read_text(write_text(program)) == program
+    table, units = program.table, program.table.states.units
+    averages = np.isin(table.kind, [Kind.AverageW, Kind.AverageCopy])
+    counted = np.bincount(table.unit[averages], minlength=len(units.rank))
+    assert (counted == 1).all(), "each unit of each rank once a period"
+    rows = zip(units.replica.tolist(), units.peers.tolist(), strict=True)
+    assert all(peers == sites[number][1] for number, peers in rows)
+    reduced = table.kind == Kind.GradSync
+    assert set(units.peers[table.unit[reduced]].tolist()) == {n for _, n in sites if n > 1}
+
+
+@pytest.mark.parametrize("level", range(3))
+def test_what_one_of_unlike_sites_forgets_to_average_is_told(level: int) -> None:
+    setup = unlike_sites([((4,), 1), ((2, 2), 3)])
+    turns = turns_drawn(setup, 2, 1, tied=False)
+    choices = Choices(average_steps=2, averages=Averages.EARLY_START, average_turns=turns)
+    program = apply_strategy(replace(strategy("ratrain"), sharding=level), setup, choices)
+    fewer = {**program.lanes, (1, Lane.AVERAGE): program.lane(1, Lane.AVERAGE)[1:]}
+    rules = {finding.rule for finding in verify(replace(program, lanes=fewer)).findings}
+    assert Rule.INCOMPLETE_SYNC in rules
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"averages": Averages.LOCAL_SGD}, "averages early-start"),
+        ({"averages": Averages.DREAMDDP, "sharding": 3}, "sites of 2 and 3 replicas"),
+        (
+            {
+                "averages": Averages.DREAMDDP, "sharding": 2,
+                "accumulation": Accumulation.SHARDED,
+            },
+            "sites of 2 and 3 replicas",
+        ),
+    ],
+)  # fmt: skip
 def test_sites_that_cannot_average_with_each_other_are_refused(
-    replicas: tuple[object, ...], words: str
+    keys: dict[str, Any], words: str
 ) -> None:
-    setup = Setup(tuple(replace(r, site=n) for n, r in enumerate(replicas)))  # type: ignore[type-var]
-    local = words.startswith("averages")
-    order = Averages.LOCAL_SGD if local else Averages.DREAMDDP
+    setup = Setup(tuple(replace(r, site=n) for n, r in enumerate(TWO_AND_THREE)))
     with pytest.raises(ProgramError, match=words):
-        replace(with_copies(setup), averages=order)
+        replace(with_copies(setup), **keys)
+
+
+def test_of_what_an_owner_has_it_averages_as_many_parts_as_sites_of_more_owners_cut_it_in() -> None:
+    for counts, rounds in (((2, 2), 1), ((1, 3), 3), ((2, 3), 2), ((1, 2, 3), 4)):
+        setup = replace(
+            unlike_sites([((4,), count) for count in counts]), averages=Averages.DREAMDDP
+        )
+        assert average_rounds(setup) == rounds
+        between = between_sites(setup)
+        assert between is not None and between.last_bytes == 2 * (len(counts) - 1) * 6 * 40

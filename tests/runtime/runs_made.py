@@ -143,6 +143,7 @@ class Setting:
     turns: tuple[tuple[str, int], ...] = ()
     average_wire: str | None = None
     sites: int = 0  # between which weights are averaged, not between replicas
+    site_devices: tuple[int, ...] = ()  # of each; (): as many
     sharding: int | None = None
     collective: str | None = None
     recovery: str = "auto"
@@ -360,11 +361,11 @@ def _hosts(setting: Setting, per_host: int, count: int) -> str:
     """The cluster's hosts: all of one kind, or each of its own, or as many at each site."""
     if setting.sites:
         each = setting.world_size // per_host // setting.sites
-        names = [f"site-{number}" for number in range(setting.sites)]
+        counts = setting.site_devices or (each,) * setting.sites
         return "".join(
-            _HOSTS.format(name=name, device="process", per_host=per_host, count=each)
-            + f'site = "{name}"\n'
-            for name in names
+            _HOSTS.format(name=f"site-{n}", device="process", per_host=per_host, count=count)
+            + f'site = "site-{n}"\n'
+            for n, count in enumerate(counts)
         )
     if not setting.old and not setting.older:
         return _HOSTS.format(name="machine", device="process", per_host=per_host, count=count)

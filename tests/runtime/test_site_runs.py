@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,19 +13,33 @@ from pathlib import Path
 import pytest
 import torch
 from crew import Crew
-from launched import cut_short, loss_bits, saved_steps, start
+from launched import (
+    cut_short,
+    killer,
+    loss_bits,
+    made,
+    meanwhile,
+    saved_steps,
+    start,
+    steps_done,
+)
 from plain_numbers import plain_logits, plain_rate
-from runs_made import VOCAB, Setting, beginning, write_job
-from test_turns_runs import OUTER, differing, end, run, sent_bytes
+from runs_made import VOCAB, Setting, Unlike, beginning, write_job
+from test_turns_runs import OUTER, differing, end, loss_values, run, sent_bytes
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from training import RankResult, train_rank
 
+from ratrain.checkpoint.listing import listed
+from ratrain.checkpoint.own import own_kind
+from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.average_wires import AVERAGE_WIRES
 from ratrain.describe.model import ModelSpec
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.plan import load_job
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
+from ratrain.runtime.run.reports.report import report_of
+from ratrain.runtime.run.reports.settled import settled_text
 from ratrain.runtime.run_folder import RunFolder
 
 TURNS = (("e", 0), ("0", 1), ("1", 2), ("2", 0), ("3", 1), ("h", 2))
@@ -97,6 +112,155 @@ def test_outer_states_are_the_same_sharded_or_whole(wire: str, tmp_path: Path) -
     assert loss_bits(whole) == loss_bits(sharded)
     assert not differing(whole, sharded)
     assert sent_bytes(sharded) != sent_bytes(whole)
+
+
+# ---- sites of other layouts ---------------------------------------------------------------------
+
+ALIKE = replace(SETTING, unlike=(Unlike((4,), 4), Unlike((4,), 4)), site_devices=(1, 1))
+TWO_AND_THREE = replace(
+    SETTING, unlike=(Unlike((2, 2), 4), Unlike((1, 2, 1), 4)), site_devices=(2, 3)
+)
+ONE_AND_TWO = replace(
+    SETTING, unlike=(Unlike((4,), 4), Unlike((4,), 2, count=2)), site_devices=(1, 2)
+)
+TWO_AND_THREE_REPLICAS = replace(
+    SETTING, unlike=(Unlike((4,), 3, count=2), Unlike((4,), 2, count=3)), site_devices=(2, 3),
+    sequences=12,
+)  # fmt: skip
+UNEQUAL_SHARES = replace(
+    SETTING, unlike=(Unlike((4,), 2), Unlike((2, 2), 3, count=2)), site_devices=(1, 4)
+)
+
+
+def close(a: RunFolder, b: RunFolder) -> None:
+    """Losses that agree but for the order of sums."""
+    assert loss_values(a) == pytest.approx(loss_values(b), rel=1e-6)
+
+
+@pytest.mark.parametrize("averages", ["early-start", "dreamddp"])
+def test_sites_cut_into_other_stages_train_bit_by_bit_as_sites_of_one_layout(
+    averages: str, tmp_path: Path
+) -> None:
+    alike = run(tmp_path / "alike", replace(ALIKE, averages=averages))
+    unlike = run(tmp_path / "unlike", replace(TWO_AND_THREE, averages=averages))
+    assert loss_bits(alike) == loss_bits(unlike)
+    assert not differing(alike, unlike)
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_site_of_one_replica_averages_with_one_of_two_that_shard_states_or_not(
+    level: int, tmp_path: Path
+) -> None:
+    alike = run(tmp_path / "alike", ALIKE)
+    unlike = run(tmp_path / "unlike", replace(ONE_AND_TWO, sharding=level))
+    close(alike, unlike)
+    assert loss_bits(unlike) != loss_bits(alike), "two gradients are added up in another order"
+
+
+def test_owners_at_sites_of_two_and_three_replicas_average_ranges_across_each_others_borders(
+    tmp_path: Path,
+) -> None:
+    wide = replace(ALIKE, unlike=(Unlike((4,), 6), Unlike((4,), 6)), sequences=12)
+    close(
+        run(tmp_path / "alike", wide),
+        run(tmp_path / "unlike", replace(TWO_AND_THREE_REPLICAS, sharding=2)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "wire"),
+    [((), None), (OUTER, None), (OUTER, "bf16"), (OUTER, "int8"), (OUTER, "int4")],
+)
+def test_sites_of_other_layouts_go_on_bit_by_bit_and_from_each_others_checkpoints(
+    train: tuple[tuple[str, object], ...], wire: str | None, tmp_path: Path
+) -> None:
+    setting = replace(ONE_AND_TWO, sharding=1, every=2, keep=9, train=train, average_wire=wire)
+    whole = run(tmp_path / "whole", setting)
+    assert saved_steps(whole) == [2, 4, 6, 7]
+    again = cut_short(whole, tmp_path / "again", setting, 4)
+    start(again)
+    assert loss_bits(again) == loss_bits(whole)
+    assert not differing(again, whole)
+    alike = replace(ALIKE, every=2, keep=9, train=train, average_wire=wire)
+    other = cut_short(whole, tmp_path / "other", alike, 4)
+    start(other)
+    close(other, whole)
+
+
+def test_a_site_counts_in_a_mean_as_many_times_as_it_takes_sequences(tmp_path: Path) -> None:
+    """After one step of plain SGD from the same weights, averaged by the next step, the model is
+    that of one step with the mean gradient of all sequences, whoever computed them."""
+    plain = replace(
+        UNEQUAL_SHARES, average_every=1, turns=(), steps=1,
+        train=(("optimizer", "sgd"), ("weight_decay", 0.0)),
+    )  # fmt: skip
+    apart = end(run(tmp_path / "apart", plain))
+    one = replace(
+        plain, sites=0, site_devices=(), unlike=(), average_every=None, averages=None, data=1,
+    )  # fmt: skip
+    together = end(run(tmp_path / "together", one))
+    for unit, size in together.manifest.meta.units.items():
+        mean, whole = (each.read_range(unit, "weights", 0, size) for each in (apart, together))
+        assert abs(mean - whole).max() < 2e-6, unit
+
+
+# ---- the end of a run ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        replace(SETTING, sharding=2, steps=5),
+        replace(ONE_AND_TWO, sharding=1, steps=5),
+        replace(TWO_AND_THREE, steps=5, train=OUTER, average_wire="int4"),
+        replace(SETTING, data=2, sites=0, steps=5),
+    ],
+    ids=["alike", "unlike", "int4", "replicas"],
+)
+def test_a_run_ends_with_one_model_and_its_report_says_so(setting: Setting, tmp_path: Path) -> None:
+    setting = replace(setting, every=2, keep=9)
+    folder = run(tmp_path / "run", setting)
+    places = range(2)
+    last = end(folder)
+    middle = open_checkpoint(listed(folder.checkpoints)[0].path)
+    for unit, size in last.manifest.meta.units.items():
+        kinds = [own_kind("weights", place, 2) for place in places]
+        one, other = (last.read_range(unit, kind, 0, size).tobytes() for kind in kinds)
+        assert one == other, unit
+        assert len({middle.read_range(unit, kind, 0, size).tobytes() for kind in kinds}) == 2
+    report = report_of(folder)["settled"]
+    assert report["unlike"] == 0 and report["ranges"] >= len(last.manifest.meta.units)
+    assert report["averaged"] and report["took_s"] > 0
+    assert "difference 0" in " ".join(" ".join(settled_text(report)).split())
+    if not setting.sites:
+        assert report["between_sites"] is None
+        return
+    sent = report["between_sites"]
+    for of in ("step", "last"):  # beside it: frames, padding, words of control
+        planned, counted = sent[f"planned_{of}_bytes"], sent[f"{of}_bytes"]
+        assert planned < counted < planned * 1.1 + 20_000, sent
+
+
+def test_local_sgd_ends_alike_without_a_last_average(tmp_path: Path) -> None:
+    folder = run(tmp_path, replace(SETTING, data=2, sites=0, turns=(), averages=None, steps=5))
+    settled = report_of(folder)["settled"]
+    assert (settled["unlike"], settled["averaged"], settled["took_s"]) == (0, False, 0.0)
+    assert settled["ranges"] == len(end(folder).manifest.meta.units)
+    words = " ".join(" ".join(settled_text(settled)).split())
+    assert "as the last step's averages left them" in words
+
+
+def test_a_run_that_is_asked_to_stop_saves_one_model(tmp_path: Path) -> None:
+    folder = made(tmp_path, replace(SETTING, data=2, steps=400))
+    disturb = killer(folder, 1, lambda: steps_done(folder) >= 3, signal.SIGTERM)
+    with meanwhile(disturb):
+        start(folder)
+    (last,) = listed(folder.checkpoints)
+    assert 3 < last.step < 400
+    saved = open_checkpoint(last.path)
+    for unit, size in saved.manifest.meta.units.items():
+        kinds = [own_kind("weights", place, 2) for place in range(2)]
+        assert len({saved.read_range(unit, kind, 0, size).tobytes() for kind in kinds}) == 1
 
 
 def drawn_averages(seed: int) -> Setting:

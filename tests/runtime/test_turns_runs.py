@@ -10,7 +10,7 @@ import pytest
 from launched import cut_short, loss_bits, made, saved_steps, start
 from runs_made import Setting
 
-from ratrain.checkpoint.listing import latest
+from ratrain.checkpoint.listing import latest, listed
 from ratrain.checkpoint.own import own_kind
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
 from ratrain.describe.average_wires import AVERAGE_WIRES, AverageWire
@@ -93,10 +93,11 @@ def test_an_update_begins_with_the_mean_and_replicas_keep_their_own_step(tmp_pat
     step, which averages, both replicas are that near to the mean of the first, and not alike. Who
     asks a checkpoint for weights gets the mean of all replicas'."""
     setting = Setting(
-        "1f1b", data=2, average_every=1, averages="early-start", steps=1, sequences=8,
+        "1f1b", data=2, average_every=1, averages="early-start", steps=3, sequences=8,
         every=1, keep=9, train=(("optimizer", "adamw"), ("weight_decay", 0.0)),
     )  # fmt: skip
-    one, two = (end(run(tmp_path / str(steps), replace(setting, steps=steps))) for steps in (1, 2))
+    saved = listed(run(tmp_path, setting).checkpoints)
+    one, two = (open_checkpoint(checkpoint.path) for checkpoint in saved[:2])
     for unit, size in one.manifest.meta.units.items():
         first = [one.read_range(unit, own_kind("weights", k, 2), 0, size) for k in range(2)]
         last = [two.read_range(unit, own_kind("weights", k, 2), 0, size) for k in range(2)]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ratrain.checkpoint.entries import BLOCK_BYTES, ELEMENT_BYTES
 from ratrain.checkpoint.listing import absent, damaged, read_manifest
 from ratrain.checkpoint.manifest import Manifest, RankRecord, StoredEntry
+from ratrain.checkpoint.own import site_weights
 from ratrain.errors import CannotResume, CheckpointError, SavedElsewhere
 from ratrain.objects.client import stores
 from ratrain.objects.remote import Location, Remote
@@ -76,9 +77,11 @@ class Checkpoint:
         their mean. On an error it holds rubbish."""
         own = () if (unit, kind) in self.manifest.ranges else self.manifest.own_kinds(unit, kind)
         if own:
+            weights = site_weights(self.manifest.meta.state, len(own), str(self.path))
             self.read_into(unit, own[0], begin, out)
-            for each in own[1:]:
-                out += self.read_range(unit, each, begin, begin + len(out))
+            out *= np.float32(weights[0])
+            for each, weight in zip(own[1:], weights[1:], strict=True):
+                out += self.read_range(unit, each, begin, begin + len(out)) * np.float32(weight)
             out /= np.float32(len(own))
             return
         end = begin + len(out)

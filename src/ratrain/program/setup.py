@@ -163,15 +163,36 @@ class Setup:
         )
 
     @cached_property
-    def peers(self) -> dict[str, int]:
-        """For each unit's name how many ranks add up its gradient: all that hold it, or where these
-        average weights those of a site."""
-        if not self.averages:
-            return self.holders
+    def site_counts(self) -> dict[int, int]:
+        """How many replicas stand at each of these sites."""
         return {
-            name: count // len(self.sites) if self.sites else 1
-            for name, count in self.holders.items()
+            site: sum(replica.count for replica in self.replicas if replica.site == site)
+            for site in self.sites
         }
+
+    @cached_property
+    def peers_of(self) -> tuple[dict[str, int], ...]:
+        """For each replica and each unit's name how many ranks add up its gradient: all that hold
+        it, or where these average weights those of its site."""
+        if not self.averages:
+            return (self.holders,) * len(self.replicas)
+        counts = self.site_counts
+        return tuple(
+            dict.fromkeys(self.holders, 1 if each.site is None else counts[each.site])
+            for each in self.replicas
+        )
+
+    @cached_property
+    def peers(self) -> dict[str, int]:
+        """The same of the replica that has the most of them."""
+        return {name: max(of[name] for of in self.peers_of) for name in self.holders}
+
+    @cached_property
+    def apart(self) -> int:
+        """How many train apart, and average their weights: sites, or replicas; 1: all as one."""
+        if not self.averages:
+            return 1
+        return len(self.sites) or max(self.holders.values())
 
     @cached_property
     def unit_degrees(self) -> dict[str, tuple[int, ...]]:
@@ -339,35 +360,21 @@ def _check_sites(setup: Setup) -> None:
             f"states at once ({setup.averages})",
             fix=f"use averages {Averages.EARLY_START} or {Averages.DREAMDDP}",
         )
-    held = [
-        {
-            name: (sum(r.count for r in replicas), [m.tensor for m in stage.members])
-            for stage in replicas[0].stages
-            for name in stage.names
-        }
-        for site in setup.sites
-        for replicas in [[r for r in setup.replicas if r.site == site]]
-    ]
     if any(replica.site is None for replica in setup.replicas):
         raise ProgramError("a replica stands at no site, others do", fix="give each a site")
-    for other in held[1:]:
-        for name, of_site in other.items():
-            if of_site != held[0][name]:
-                raise ProgramError(
-                    f"sites hold unit {name} on {_held_words(*held[0][name])} and on "
-                    f"{_held_words(*of_site)}: the ranges that ranks own there differ, and are "
-                    "not averaged with each other yet",
-                    fix="give all sites as many replicas, of the same tensor degrees",
-                )
     if any(len(stage.members) > 1 for replica in setup.replicas for stage in replica.stages):
         raise ProgramError(
             "stages of several members are not averaged between sites yet",
             fix="use one member per stage",
         )
-
-
-def _held_words(replicas: int, degrees: list[int]) -> str:
-    return f"{replicas} replicas of tensor {' and '.join(map(str, degrees))}"
+    counts = list(setup.site_counts.values())
+    if len(set(counts)) > 1 and (setup.gathers_per_use or setup.per_micro_batch):
+        words = f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
+        raise ProgramError(
+            f"sites of {words} replicas do not meet alike in every micro-batch, for gradients or "
+            "views",
+            fix="use local accumulation and sharding 2 or less, or as many replicas at all sites",
+        )
 
 
 def _check_turns(setup: Setup) -> None:
@@ -377,7 +384,8 @@ def _check_turns(setup: Setup) -> None:
             raise ProgramError(
                 f"replicas that hold unit {name} at tensor {' and '.join(map(str, degrees))} "
                 f"cannot average it by turns ({setup.averages})",
-                fix='use one tensor degree, or averages "local-sgd"',
+                fix="use one tensor degree"
+                + ("" if setup.sites else f', or averages "{Averages.LOCAL_SGD}"'),
             )
     if setup.averages is Averages.EARLY_START and any(
         not unit.copy_bytes and not unit.frozen and setup.holders[unit.name] > 1

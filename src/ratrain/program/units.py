@@ -102,7 +102,10 @@ def unit_columns(setup: Setup) -> Units:
     _, same = np.unique(np.array(names), return_inverse=True)
     holders = np.array([setup.holders[name] for name in names], dtype=np.int64)
     trained = np.array([not u.frozen for member in setup.members for u in member.units])
-    peers = np.array([setup.peers[name] for name in names], dtype=np.int64)
+    peers = np.array(
+        [setup.peers_of[r][name] for r, name in zip(replica.tolist(), names, strict=True)],
+        dtype=np.int64,
+    )
     shared = peers > 1
     sites = [each.site or 0 for each in setup.replicas]
     site = np.array(sites, dtype=np.int64)[replica]

@@ -18,6 +18,7 @@ from ratrain.describe.amounts import (
     FileName,
     Message,
     Name,
+    Natural,
     Note,
     NotNegative,
     Tokens,
@@ -182,6 +183,19 @@ class _Experts:
 
 
 @dataclass(frozen=True)
+class _Settled:
+    """How a run of replicas or sites that train apart ended, and what one rank sent to other
+    sites."""
+
+    ranges: Natural
+    unlike: Natural
+    took_s: Annotated[float, Rule(low=0, high=1e12)]
+    steps: Annotated[int, Rule(low=1, high=1_000_000_000)]
+    steps_bytes: Bytes
+    last_bytes: Bytes
+
+
+@dataclass(frozen=True)
 class _Records:
     """ranks/records-*.json."""
 
@@ -190,6 +204,7 @@ class _Records:
     rows: Any
     memory: _Memory | None = None
     experts: _Experts | None = None  # runs of before have none
+    settled: _Settled | None = None  # nor this
 
 
 def read_case(path: Path) -> dict[str, Any]:

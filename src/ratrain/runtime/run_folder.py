@@ -248,6 +248,18 @@ def share_of(spec: RunSpec, setup: Setup, data: int) -> tuple[int, int]:
     return sum(sizes[:data]), sizes[data]
 
 
+def site_weights(spec: RunSpec, setup: Setup) -> tuple[float, ...]:
+    """How much the weights of each site count in a mean, over what they do in one of equal sites:
+    as many times as it takes sequences, as those count that are added up in every step."""
+    taken = dict.fromkeys(setup.sites if setup.averages else (), 0)
+    for data, number in enumerate(spec.replica_class):
+        site = setup.replicas[number].site
+        if site in taken:
+            taken[site] += share_of(spec, setup, data)[1]
+    total = sum(taken.values())
+    return tuple(len(taken) * count / total for count in taken.values())
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Names of the files of a run."""

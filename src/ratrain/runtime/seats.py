@@ -182,13 +182,23 @@ def site_of(setup: Setup, seats: Seats, world_rank: int) -> int | None:
     return replica.site if setup.averages else None
 
 
+def dividing(setup: Setup, seats: Seats) -> list[int]:
+    """For each rank its group, whose tokens its loss is divided by: all ranks, since replicas share
+    each gradient; where they, or sites, average weights they train alone in between, on their own
+    tokens."""
+    if not setup.averages:
+        return [0] * seats.world_size
+    sites = [site_of(setup, seats, rank) for rank in range(seats.world_size)]
+    return [s.data if site is None else site for s, site in zip(seats.all(), sites, strict=True)]
+
+
 def at_sites(setup: Setup, seats: Seats, holders: Holders) -> Groups:
-    """Holders of a unit, site by site; all together where no sites average weights. Those of one
-    place own the same part of it."""
+    """Holders of a unit, site by site in their order; all together where no sites average
+    weights."""
     by_site: dict[int | None, list[int]] = {}
     for rank in holders:
         by_site.setdefault(site_of(setup, seats, rank), []).append(rank)
-    return tuple(tuple(ranks) for ranks in by_site.values())
+    return tuple(tuple(by_site[site]) for site in sorted(by_site, key=lambda site: site or 0))
 
 
 def groups_of(setup: Setup, seats: Seats) -> dict[str, Groups]:

@@ -182,7 +182,8 @@ def _require_orders(made: Plan, here: Place) -> None:
 def _require_program(made: Plan, place: Place) -> None:
     """Refuses what the strategy's passes cannot do with replicas that differ."""
     sequences = {replica.sequences for replica in made.replicas}
-    if made.job.schedule.average_every is not None and len(sequences) > 1:
+    alone = made.job.schedule.average_every is not None and not made.job.sites
+    if alone and len(sequences) > 1:  # sites count by what they take
         raise SpecError(
             "replicas that average their weights must train on equally many sequences, not on "
             f"{', '.join(map(str, sorted(sequences)))}",

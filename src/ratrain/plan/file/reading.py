@@ -62,7 +62,7 @@ def plan_of_file(plan: PlanFile, file: str, planned_for: JobSpec | None = None) 
         )
     made = Plan(job, replicas, chosen, mode, buffer, plan.sequence_parallel)
     require_runnable(made, place)
-    if uneven:
+    if uneven or len(set(made.setup.site_counts.values())) > 1:
         return made
     job = replace(
         job, layout=made.alike.layout, batch=replace(job.batch, micro_batch=made.alike.micro_batch)

@@ -23,10 +23,10 @@ from ratrain.describe.cluster import Device
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
-from ratrain.errors import SpecError
+from ratrain.errors import Infeasible, RatrainError, SpecError
 from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
 from ratrain.plan.layout.orders import in_order, layer_orders_of_layout
-from ratrain.plan.layout.placement import Placement, placed_on
+from ratrain.plan.layout.placement import Placement, devices_of_sites, placed_on
 from ratrain.plan.layout.sizes import (
     layers_of_stages,
     parameter_balanced_layers,
@@ -170,7 +170,7 @@ def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator
                 data = rest // pipeline
                 if job.batch.sequences % data or pipeline > job.model.spec.layers:
                     continue
-                if job.sites and data % len(job.sites):
+                if job.sites and (data % len(job.sites) or not _sites_alike(job, used)):
                     continue  # a replica stands at one site
                 base = placed_on(job, LayoutSpec(pipeline, data, tensor), members)
                 base = base if job.sites else on_all
@@ -405,8 +405,20 @@ def divisors_of(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def no_group(job: JobSpec) -> SpecError:
+def _sites_alike(job: JobSpec, devices: Sequence[Device]) -> bool:
+    """Whether as many of these devices stand at each site that averages weights."""
+    return len({len(of_site) for of_site in devices_of_sites(job, devices)}) <= 1
+
+
+def no_group(job: JobSpec) -> RatrainError:
     """The error of a job that no degrees divide."""
+    if not _sites_alike(job, job.cluster.members()):
+        return Infeasible(
+            f"{', '.join(job.sites)} have other numbers of devices, on which no replicas stand "
+            "that are all alike",
+            place=f"{job.path or 'job'} [schedule] average_between",
+            fix='leave replicas = "identical" out, or use as many devices of each site',
+        )
     devices, sequences = job.cluster.devices, job.batch.sequences
     return SpecError(
         f"no layout fits {devices} devices and {sequences} sequences: pipeline x data x tensor "

@@ -250,20 +250,24 @@ def placed_on(job: JobSpec, layout: LayoutSpec, devices: tuple[Device, ...]) -> 
     return Placement(job.cluster.spec, layout, devices)
 
 
+def devices_of_sites(job: JobSpec, devices: Sequence[Device]) -> list[list[Device]]:
+    """Of these devices those at each of the sites between which a job averages weights."""
+    return [[device for device in devices if device.site == site] for site in job.sites]
+
+
 def _site_by_site(
     job: JobSpec, layout: LayoutSpec, devices: tuple[Device, ...]
 ) -> tuple[Device, ...]:
     """Devices in an order in which the first replicas stand at the first site, and so on."""
-    held = [[device for device in devices if device.site == site] for site in job.sites]
+    held = devices_of_sites(job, devices)
     counts = [len(of_site) for of_site in held]
     if len(set(counts)) > 1 or layout.data % len(held):
         names = ", ".join(f"{n} at {s}" for n, s in zip(counts, job.sites, strict=True))
         raise SpecError(
-            f"{layout.data} replicas on {names} do not stand at sites as many at each, which "
-            "averages between sites need so far",
+            f"{layout.data} alike replicas on {names} do not stand at sites as many at each",
             place=f"{job.path or 'job'} [schedule] average_between",
-            fix=f"use as many devices of each site and data a multiple of {len(held)}, or leave "
-            "it out",
+            fix="leave [layout] out: `ratrain plan` divides each site as suits it; or use as many "
+            f"devices of each site and data a multiple of {len(held)}",
         )
     of_rank = layout.data // len(held) * layout.tensor
     return tuple(

@@ -27,6 +27,7 @@ from ratrain.plan.layout.links import Half
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
 from ratrain.plan.layout.times import sums_of_op
 from ratrain.plan.price.reductions import reduction, tied_sum
+from ratrain.program.between import average_rounds
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.replicas import Unit
 from ratrain.program.setup import Setup
@@ -320,6 +321,7 @@ def _averages(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Po
         else:
             params = unit.params / unit.holders
             sent = unit.across.half(job.averaged_bytes * params).times(2)
+            sent = replace(sent, latency_s=sent.latency_s * average_rounds(setup))
         if unit.across is not None and unit.group is not None and not setup.sharding:
             told = unit.group.half(form.told_bytes_per_param * unit.params)
             told_s = told.alone_s(unit.group.link.bandwidth_bytes_per_s)

@@ -27,8 +27,9 @@ from ratrain.plan.price.trial import only_over_budget
 from ratrain.plan.search.layouts import Progress, Search, search_layouts
 from ratrain.plan.search.limits import ANY_REPLICAS, STARTS
 from ratrain.plan.search.misfit import planned
+from ratrain.plan.search.of_sites import sites_differ, sites_search
 from ratrain.plan.search.periods import Period, chosen_words, settled
-from ratrain.plan.search.tried import Timed, Tried
+from ratrain.plan.search.tried import Tried
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
 
@@ -47,7 +48,7 @@ class EveryPlan:
     """Those that were compared, where the job leaves how often replicas average to the planner."""
 
     @property
-    def best(self) -> Timed | None:
+    def best(self) -> Tried | None:
         """The fastest plan that can be trained, or that there is where none can, where its replicas
         differ; None where they are alike."""
         if self.unequal is None:
@@ -82,7 +83,7 @@ class EveryPlan:
         return (*others, *trainable, *alike)
 
     @property
-    def faster(self) -> Timed | None:
+    def faster(self) -> Tried | None:
         """A plan that is faster than the best, and that `ratrain train` cannot run yet."""
         others = self.unequal.others if self.unequal is not None else ()
         return others[0] if others and others[0] is not self.best else None
@@ -115,10 +116,12 @@ def with_unequal(
     job: JobSpec, alike: Search | None, progress: Progress | None, *, quick: bool = False
 ) -> EveryPlan:
     """These plans of alike replicas, and those of others that are faster."""
-    if not searchable(job):
-        return EveryPlan(job, alike, None)
     tried = alike.tried if alike is not None else ()
     best_s = min((plan.step_s for plan in tried), default=inf)
+    if job.sites and sites_differ(job):
+        return EveryPlan(job, alike, sites_search(job, best_s, progress))
+    if not searchable(job):
+        return EveryPlan(job, alike, None)
     starts = [plan.plan for plan in tried[:STARTS]]
     whole_s = _fastest_whole_s(tried)
     unequal = unequal_search(job, starts, best_s, progress, whole_s=whole_s, quick=quick)
@@ -142,7 +145,7 @@ def beside_words(plans: EveryPlan) -> list[str]:
     return [f'{alike_words(best, alike)} ([schedule] replicas = "identical")']
 
 
-def alike_words(best: Timed, alike: Search) -> str:
+def alike_words(best: Tried, alike: Search) -> str:
     """How much longer identical replicas take."""
     more = 100 * (alike.best.step_s / best.step_s - 1)
     slower = f"{format_time(alike.best.step_s)}, {more:.1f} % more"
@@ -170,7 +173,7 @@ def searched(subject: Plan, progress: Progress | None = None) -> Search | None:
     that takes all devices."""
     try:
         return search_layouts(_asked(subject), progress)
-    except SpecError:
+    except (SpecError, Infeasible):
         if subject.is_layout:
             raise
         return None

@@ -28,7 +28,7 @@ from ratrain.plan.search.limits import effort_of
 from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.plan_moves import LAYER_MAJOR, SPLIT, Reordered, Reordering, improved
-from ratrain.plan.search.tried import Timed, step_of
+from ratrain.plan.search.tried import Timed, Tried, step_of
 from ratrain.program.skeletons import SKELETONS
 
 
@@ -37,8 +37,8 @@ class UnequalSearch:
     """What the search found: plans that were simulated and proved, each class with its best first;
     and what no plan of these devices can be faster than."""
 
-    trainable: tuple[Timed, ...]
-    others: tuple[Timed, ...]  # faster than those that train, and only simulated
+    trainable: tuple[Tried, ...]
+    others: tuple[Tried, ...]  # faster than those that train, and only simulated
     drafts: int
     shared: int  # drafts in which kinds share stages, beside those
     simulated: int

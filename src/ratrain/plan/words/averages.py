@@ -41,6 +41,12 @@ def periods_text(found: Sequence[Period], schedule: ScheduleSpec) -> Iterator[st
             f"The shortest of these of which at most {_percent(asked)} is exposed: "
             f"average_every = {least[wire]}{also}. The plan's own is marked *."
         )
+    whole = next((each for each in found if each.wire == "fp32"), None)
+    if schedule.averages_by_turns and whole is not None:
+        yield from wrapped(
+            "A run ends with a last average of all weights, in fp32, so that one model is saved: "
+            f"{format_time(whole.sent_s * whole.steps)} on that line."
+        )
 
 
 def _percent(asked: float | None) -> str:

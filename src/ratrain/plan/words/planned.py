@@ -21,7 +21,7 @@ from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
 from ratrain.plan.search.layouts import Search
 from ratrain.plan.search.limits import DEVICES
 from ratrain.plan.search.moves import MoveTried
-from ratrain.plan.search.tried import Timed, Tried
+from ratrain.plan.search.tried import Tried
 from ratrain.plan.search.unequal import UnequalSearch, has_too_many
 from ratrain.plan.words.averages import periods_json, periods_text
 from ratrain.program.bounds import PeakBound
@@ -222,7 +222,7 @@ def _best(plans: EveryPlan) -> list[str]:
     return [*lines, "", *wrapped(f"Not chosen: {alike_words(best, alike)}:"), ""]
 
 
-def _unshared(plans: EveryPlan, best: Timed) -> list[str]:
+def _unshared(plans: EveryPlan, best: Tried) -> list[str]:
     """What the best plan gains by stages of several members, where it has them."""
     assert plans.unequal is not None, "the best plan is from this search"
     if not has_members(best.plan):
@@ -236,7 +236,7 @@ def _unshared(plans: EveryPlan, best: Timed) -> list[str]:
     return wrapped(f"the fastest plan whose stages have one member each takes {slower}")
 
 
-def _reordered(plans: EveryPlan, best: Timed) -> list[str]:
+def _reordered(plans: EveryPlan, best: Tried) -> list[str]:
     """What the best plan gains by a compute order that the planner chose for it."""
     assert plans.unequal is not None, "the best plan is from this search"
     if best.plan.job.schedule.skeleton == plans.job.schedule.skeleton:
@@ -260,7 +260,7 @@ def _usual_s(plans: EveryPlan) -> float:
     return min((step_s for skeleton, step_s in steps if skeleton == asked), default=inf)
 
 
-def _step(plans: EveryPlan, plan: Timed) -> str:
+def _step(plans: EveryPlan, plan: Tried) -> str:
     job = plans.job
     tokens = job.batch.sequences * job.model.sequence_length
     return (
@@ -269,7 +269,7 @@ def _step(plans: EveryPlan, plan: Timed) -> str:
     )
 
 
-def _refused(plan: Timed) -> list[str]:
+def _refused(plan: Tried) -> list[str]:
     return [f"`ratrain train` cannot run it: {reason}" for reason in plan.refusals]
 
 

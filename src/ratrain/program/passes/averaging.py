@@ -27,9 +27,10 @@ def average_weights(
     steps, which the program spells out.
 
     Takes every reduction of gradients away but those inside a site, where replicas stand at sites:
-    there sharding stays too, and the owner of a part averages it with the owners elsewhere. It
-    changes what training means, and says so by name. Copies of a tied matrix still add up their
-    gradients in every step, each replica's alone.
+    there sharding stays too, and the owner of a part averages it with the owners elsewhere, who may
+    be others of each of its elements: a site of one replica has all of its states, beside one of
+    several that shard them. It changes what training means, and says so by name. Copies of a tied
+    matrix still add up their gradients in every step, each replica's alone.
 
     `local-sgd` (Stich 2019, arXiv 1805.09767): all units after the last step's updates, in their
     order, with the optimizer's moments, so that after a period all replicas are alike. Safe because
@@ -72,8 +73,12 @@ def average_weights(
         made = reversed(list(averaged(rank, kind, Lane.REDUCE, Kind.GradSync)))
         return list(dict.fromkeys(made))[::-1]
 
-    def reductions(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
-        kept = [action for action in actions if setup.reduces or action.kind is Kind.TieSync]
+    def alone(rank: int) -> bool:
+        """Whether nobody else adds up a rank's gradients."""
+        return max(setup.peers_of[setup.replica_of(rank)].values()) == 1
+
+    def reductions(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
+        kept = [action for action in actions if not alone(rank) or action.kind is Kind.TieSync]
         yield from (action._replace(step=step) for step in range(steps) for action in kept)
 
     def copies(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
@@ -82,6 +87,9 @@ def average_weights(
         for step in range(steps):
             yield from (action for action in ordered if action.step == step)
             yield from (action._replace(step=step) for action in actions)
+
+    def gathers(rank: int, rows: Rows) -> Rows:
+        return rows[:0] if alone(rank) else every_step(rank, rows)
 
     def every_step(_rank: int, rows: Rows) -> Rows:
         spelled_out = np.tile(rows, (steps, 1))
@@ -94,5 +102,5 @@ def average_weights(
         if lane is Lane.UPDATE and averages is Averages.EARLY_START:
             made = made.edit("", lane, by=copies)
         elif lane not in (Lane.REDUCE, Lane.AVERAGE):
-            made = made.edit_rows("", lane, by=every_step)
+            made = made.edit_rows("", lane, by=gathers if lane is Lane.GATHER else every_step)
     return made

@@ -12,6 +12,7 @@ import torch
 from ratrain.checkpoint.best import read_best
 from ratrain.checkpoint.entries import OPTIMIZER
 from ratrain.checkpoint.folder import step_name
+from ratrain.checkpoint.own import SITE_WEIGHTS
 from ratrain.corpus.identity import KEY, identity_of
 from ratrain.describe.model import config_hash
 from ratrain.devices import Device
@@ -42,7 +43,7 @@ from ratrain.runtime.rank.telling import Telling, tell_end
 from ratrain.runtime.rank.tiers import disk_folder, run_name, tiers_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import Validated
-from ratrain.runtime.run_folder import RunFolder
+from ratrain.runtime.run_folder import RunFolder, site_weights
 from ratrain.runtime.seats import parts_of_units
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.below import Tier
@@ -306,6 +307,8 @@ def _agreed(
 
 def _save_spec(context: RankContext, began_with: dict[str, Any]) -> SaveSpec:
     job = context.job
+    of_sites = site_weights(context.spec, context.program.setup)
+    weights = {SITE_WEIGHTS: of_sites} if len(set(of_sites)) > 1 else {}
     return SaveSpec(
         run=context.folder.path,
         every=job.checkpoint.every,
@@ -315,7 +318,7 @@ def _save_spec(context: RankContext, began_with: dict[str, Any]) -> SaveSpec:
         config_hash=config_hash(job.model.spec),
         unit_sizes=stored_sizes(job.model.spec, parts_of_units(context.program.setup)),
         optimizer=job.train.rule,
-        state={**began_with, OPTIMIZER: job.train.optimizer},
+        state={**began_with, OPTIMIZER: job.train.optimizer, **weights},
         token=context.claim.token,
         patience_s=job.train.timeout_s,
     )

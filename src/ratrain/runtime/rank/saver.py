@@ -237,8 +237,8 @@ def written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iter
             yield entry, _pieces(buffer, begin, begin + entry.elements, whole=optimizer.whole)
     shared = (unit.outer.weights, unit.outer.momentum) if unit.outer else ()
     for kind, values in zip((OUTER_WEIGHTS, OUTER_MOMENTUM), shared, strict=bool(shared)):
-        entry = clipped(name, kind, unit.saves.start, unit.saves.stop, size)
-        if entry is not None:
+        parts = (clipped(name, kind, run.start, run.stop, size) for run in unit.saves)
+        for entry in filter(None, parts):
             yield entry, iter([values[entry.begin - part.begin : entry.end - part.begin]])
     if unit.outer is not None and unit.outer.residual is not None:
         kind = own_kind(OUTER_RESIDUAL, *unit.own_place)

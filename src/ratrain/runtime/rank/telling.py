@@ -77,7 +77,12 @@ class Telling:
 
 def tell_end(context: RankContext, run: RankRun, check: RankCheck | None) -> None:
     """Leaves what this rank has measured in the run's folder."""
-    body = {**run.records(), "memory": run.memory(), "experts": run.experts()}
+    body = {
+        **run.records(),
+        "memory": run.memory(),
+        "experts": run.experts(),
+        "settled": run.settling.as_json(),
+    }
     write_whole(context.folder.rank_file(context.seat.world_rank, "records"), json.dumps(body))
     if check is not None:
         check.write()

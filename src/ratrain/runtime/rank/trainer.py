@@ -18,16 +18,16 @@ from ratrain.models.units import Unit, unit_of
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Setup
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
 from ratrain.runtime.rank.expert_loads import ExpertLoads
 from ratrain.runtime.rank.forwards import Shared
 from ratrain.runtime.rank.live import Kept, kept_of
 from ratrain.runtime.rank.sampling import Prompts, Sampled, Sampling
+from ratrain.runtime.rank.settling import Settling
 from ratrain.runtime.rank.tiers import MovedInSteps
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
-from ratrain.runtime.run_folder import RunSpec
-from ratrain.runtime.seats import Seat, Seats, site_of
+from ratrain.runtime.run_folder import RunSpec, site_weights
+from ratrain.runtime.seats import Seat, dividing
 from ratrain.runtime.step.ahead import Ran
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.below import Tier
@@ -81,16 +81,6 @@ class CountedTokens:
         return self._by_step[step]
 
 
-def _dividing(seats: Seats, setup: Setup) -> list[int]:
-    """For each rank its group, whose tokens its loss is divided by: all ranks, since replicas share
-    each gradient; where they, or sites, average weights they train alone in between, on their own
-    tokens."""
-    if not setup.averages:
-        return [0] * seats.world_size
-    sites = [site_of(setup, seats, rank) for rank in range(seats.world_size)]
-    return [s.data if site is None else site for s, site in zip(seats.all(), sites, strict=True)]
-
-
 def _numbers(spec: RunSpec) -> list[Numbers]:
     """Those of each world rank."""
     ranks = range(spec.seats.world_size)
@@ -132,11 +122,10 @@ class RankRun:
         self._step_began_s = time.perf_counter()
         setup = program.setup
         self.holders = setup.holders
-        apart = [count // setup.peers[name] for name, count in setup.holders.items()]
-        self.replicas_apart = max(apart) if setup.averages.by_turns else 0
+        self.replicas_apart = setup.apart if setup.averages.by_turns else 0
         self._budget_bytes = setup.budget_of(seat.program_rank)
         self.sizes = self._sizes()
-        self._groups = _dividing(spec.seats, setup)
+        self._groups = dividing(setup, spec.seats)
         self._counted = CountedTokens()
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
         self.ledgers = ledgers_of(self.schedule)
@@ -160,6 +149,7 @@ class RankRun:
             lambda unit: Collectives(*spec.collectives_of(unit)),
             tiers,
             spec.hosts,
+            site_weights(spec, setup),
         )
         for unit in self.states.units:
             for held in filter(None, (unit, unit.mirror)):
@@ -182,6 +172,8 @@ class RankRun:
             self._counted.of,
         )
         self.ops.clipping.begin(begin.step)
+        self.settling = Settling(setup, spec.seats, seat, self.ops, self.states.units, network)
+        self.ops.saves_later = self._saves_later
         self._captured: CapturedOps | None = None
         if can_be_recorded(job.train, self.schedule, device):
             self._captured = CapturedOps(self.schedule, self.ops, begin.step)
@@ -293,16 +285,22 @@ class RankRun:
         if self._budget_bytes is not None:
             self._allocator.limit(self._budget_bytes)  # what waits on the host has its own pool
         self.lanes.record_last(self._recorded_steps())
+        self.settling.begin(first)
         try:
             while first < self._spec.end_step:
                 self._run_segment(first, control)
                 if self._reached == first:
                     break  # the run was asked to stop
                 first = self._reached
+                if self.settling.apart and control.is_last(first - 1):
+                    self.settling.settle(first)
                 self._between_steps(first)
             control.finish()
         finally:
             control.abandon()
+
+    def _saves_later(self, step: int) -> bool:
+        return self.settling.averages and self.is_last(step)
 
     def _between_steps(self, step: int) -> None:
         """What is due after so many steps, while the lanes stand still."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from math import lcm
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ class _OfUnit:
         self._view_is_away = local.waits("view")
         self._place_of_own = (self._place, len(holders))
         if across is not None:
-            self._place_of_own = (across.place, len(across.holders))
+            self._place_of_own = (across.site, len(across.sites))
         alone = self._is_shared and not making.setup.sites
         self._is_own = making.setup.averages.by_turns and (alone or across is not None)
         self._slots: Slots | None = None
@@ -97,10 +98,17 @@ class _OfUnit:
             padded, shares = self._layout.size, self._slots.owned
         else:
             layouts = (self._of.make_unit(name).layout for name in self._cut_alike())
-            owners = len(self._holders) * (len(self._across.holders) if self._across else 1)
-            padded = max(layout.padded(owners) for layout in layouts)
+            padded = max(layout.padded(self._owners) for layout in layouts)
             shares = (slice(*owned_range(padded, len(self._holders), self._place)),)
         return padded, shares if self._layout.size else ()
+
+    @property
+    def _owners(self) -> int:
+        """How many equal parts the flat buffers have: one of each holder; where sites average
+        weights every owner anywhere has whole ones of each site's."""
+        if self._across is None:
+            return len(self._holders)
+        return len(self._across.sites) * lcm(*map(len, self._across.sites))
 
     def _cut_alike(self) -> tuple[str, ...]:
         """Units whose buffers are of one size. Those of a tied matrix are, in both of which it

@@ -32,17 +32,30 @@ def mean_weights(
     for unit in apart:
         weights = unit.own_master()
         kept.append(weights.clone())
-        average(unit, weights)
+        becomes_mean(unit, network, average, show)
         counted = unit.counts(weights)
         away = torch.linalg.vector_norm(kept[-1][counted] - weights[counted], dtype=torch.float64)
         length = torch.linalg.vector_norm(weights[counted], dtype=torch.float64)
         squares += torch.stack([away, length]).square().cpu()
-        _show(unit, network, show)
     totals = network.combine(Lane.UPDATE, squares, summed_columns)
     yield sqrt(float(totals[0] / totals[1])) if float(totals[1]) else None
     for unit, own in zip(apart, kept, strict=True):
         unit.own_master().copy_(own)
         _show(unit, network, show)
+
+
+def becomes_mean(
+    unit: UnitState,
+    network: Network,
+    average: Callable[[UnitState, Tensor], None],
+    show: Callable[[UnitState], None],
+) -> None:
+    """A unit's weights, and what compute reads of them, become the mean of all replicas' or
+    sites'."""
+    weights = unit.own_master()
+    unit.weigh(weights)
+    average(unit, weights)
+    _show(unit, network, show)
 
 
 def _show(unit: UnitState, network: Network, show: Callable[[UnitState], None]) -> None:

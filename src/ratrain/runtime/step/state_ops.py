@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -51,6 +51,8 @@ class StateOps:
         self._train = train
         self.clipping = clipping
         self.savers: tuple[Saver, ...] = ()
+        self.saves_later: Callable[[int], bool] = lambda _: False
+        """Whether a step is saved once it is over, with weights that it does not leave."""
         self.gradient_norm: dict[int, float] = {}
         self.skipped_updates: Counter[int] = Counter()
 
@@ -136,6 +138,7 @@ class StateOps:
         unit = self.unit(op)
         by_turns = self._setup.averages.by_turns
         for buffer in (unit.own_master(),) if by_turns else unit.averaged():
+            unit.weigh(buffer)
             self.average(unit, buffer)
         if not self._setup.gathers:  # else they follow once they are updated
             self.show(unit)
@@ -145,6 +148,7 @@ class StateOps:
         unit = self.unit(op)
         weights = unit.own_master()
         copy = weights.clone() if unit.outer is None else unit.outer.learnt(weights)
+        unit.weigh(copy)
         self._held.write(op, copy, "averaged")
 
     def average_copy(self, op: LocalOp, step: int) -> None:
@@ -329,7 +333,8 @@ class StateOps:
             unit.frozen_share.gather(self._network, frozen, unit.by.gathers)
 
     def save(self, op: LocalOp, step: int) -> None:
-        self.save_unit(self.unit(op), step)
+        if not self.saves_later(step):
+            self.save_unit(self.unit(op), step)
 
     def save_unit(self, unit: UnitState, step: int) -> None:
         for saver in self.savers:

@@ -145,10 +145,12 @@ def rank_states(
     collectives: Callable[[str], Collectives] = lambda _: DIRECTLY,
     tiers: Mapping[str, Tier] = _NO_TIERS,
     hosts: Sequence[int] = (),
+    weights: Sequence[float] = (),
 ) -> RankStates:
     """The states of a rank. What it owns of weights and states is read from `source`, range by
     range; the rest is for `RankStates.complete`. `collectives`: of each unit. `numbers`,
-    `hosts`: of each world rank. `tiers`: where optimizer states wait, by name."""
+    `hosts`: of each world rank. `tiers`: where optimizer states wait, by name. `weights`: of the
+    sites in a mean (`Across`); left out: all count alike."""
     setup, (dtype, gradient_dtype) = schedule.program.setup, numbers[seat.world_rank]
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
@@ -174,8 +176,8 @@ def rank_states(
         here = next(site for site in sites if seat.world_rank in site)
         across: Across | None = None
         if len(sites) > 1:
-            place = here.index(seat.world_rank)
-            across = Across(tuple(site[place] for site in sites), sites.index(here))
+            site = sites.index(here)
+            across = Across(sites, site, weights[site] if weights else 1.0)
         unit = making.unit(local, here, groups.get(name), across)
         unit.by = collectives(unit.name)
         units.append(unit)

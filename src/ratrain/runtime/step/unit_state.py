@@ -15,7 +15,8 @@ from ratrain.models.division import Division
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Lane
-from ratrain.runtime.seats import Holders
+from ratrain.runtime.seats import Groups, Holders
+from ratrain.runtime.step.exchange.between_sites import Range, ranges_between
 from ratrain.runtime.step.exchange.feedback import Residual
 from ratrain.runtime.step.exchange.integers import Averaging, Integers
 from ratrain.runtime.step.exchange.slots import Slots, Unlike
@@ -42,18 +43,14 @@ class Collectives(NamedTuple):
 DIRECTLY = Collectives(DIRECT, DIRECT)
 
 
-class Across(NamedTuple):
-    """The owners of one part of a unit, one at each site, and this rank's place among them."""
+@dataclass(frozen=True)
+class Across:
+    """Who holds a unit at each site, and at which of them this rank is. `weight`: of the site's
+    weights in a mean, over that of a mean of equal sites."""
 
-    holders: Holders
-    place: int
-
-    def part(self, owned: slice) -> slice:
-        """Of a part that all of them own, what this one adds up, and writes where they have the
-        same."""
-        each = (owned.stop - owned.start) // len(self.holders)
-        first = owned.start + each * self.place
-        return slice(first, first + each)
+    sites: Groups
+    site: int
+    weight: float = 1.0
 
 
 @dataclass
@@ -193,12 +190,25 @@ class UnitState:
         """Of which replica or site its states are, where they are its own, and of how many."""
         if self.across is None:
             return self.place, len(self.holders)
-        return self.across.place, len(self.across.holders)
+        return self.across.site, len(self.across.sites)
 
     @property
-    def saves(self) -> slice:
+    def ranges(self) -> list[Range]:
+        """What this rank owns, cut where owners of other sites change, and who averages each with
+        it: in the order in which that is done. None where sites average nothing."""
+        if self.across is None:
+            return []
+        rank = self.holders[self.place]
+        every = ranges_between(self.across.sites, self.padded)
+        return [each for each in every if rank in each.holders]
+
+    @property
+    def saves(self) -> list[slice]:
         """What this rank writes of states that all holders have alike."""
-        return self.owned if self.across is None else self.across.part(self.owned)
+        if self.across is None:
+            return [self.owned]
+        parts = ((each.begin, each.part(self.across.site)) for each in self.ranges)
+        return [slice(begin + part.start, begin + part.stop) for begin, part in parts]
 
     def own_master(self) -> Tensor:
         """Master weights that this rank updates, where replicas or sites average by turns: of its
@@ -219,24 +229,38 @@ class UnitState:
         in the order of sites by one of its owners; where all of a site update the whole unit, its
         ranks tell each other their parts."""
         assert self.across is not None
-        mine, whole = flat[self.counts(flat)], len(flat) > self.owned_elements
-        holders, part = self.across.holders, self.across.part(slice(0, len(mine)))
-        network.reduce(mine, mine[part], holders, DIRECT, Lane.AVERAGE)
-        mine[part] /= len(holders)
-        network.gather(Lane.AVERAGE, mine, holders)
-        if whole:
-            network.gather(Lane.AVERAGE, flat, self.holders)
+        for each in self.ranges:
+            mine, part = flat[each.within(self.part.begin)], each.part(self.across.site)
+            network.reduce(mine, mine[part], each.holders, DIRECT, Lane.AVERAGE)
+            mine[part] /= len(each.holders)
+            network.gather(Lane.AVERAGE, mine, each.holders)
+        self._tell(network, flat)
+
+    def _tell(self, network: Network, mean: Tensor) -> None:
+        """The ranks of a site, each of which updates the whole unit, tell each other their
+        parts."""
+        if len(mean) > self.owned_elements:
+            network.gather(Lane.AVERAGE, mean, self.holders)
+
+    def weigh(self, flat: Tensor) -> None:
+        """What this site's weights, or what they learnt, count in a mean, in their place: as many
+        times as it takes sequences, where sites take other numbers of them."""
+        if self.across is not None and self.across.weight != 1.0:
+            flat *= self.across.weight
 
     def average_learnt(self, network: Network, integers: Integers, learnt: Tensor) -> None:
         """The same of what replicas or sites learnt, which is sent as integers."""
         assert self.outer is not None and self.outer.residual is not None
-        counted, kept = self.counts(learnt), self.outer.residual.kept
-        averaging = Averaging(network, Lane.REDUCE, self.holders, self.place)
-        if self.across is not None:
-            averaging = Averaging(network, Lane.AVERAGE, self.across.holders, self.across.place)
-        averaging.average(integers, learnt[counted], kept[counted])
-        if self.across is not None and len(learnt) > self.owned_elements:
-            network.gather(Lane.AVERAGE, learnt, self.holders)
+        kept = self.outer.residual.kept
+        if self.across is None:
+            averaging = Averaging(network, Lane.REDUCE, self.holders, self.place)
+            averaging.average(integers, learnt, kept)
+            return
+        for each in self.ranges:
+            averaging = Averaging(network, Lane.AVERAGE, each.holders, self.across.site)
+            here = each.within(self.part.begin)
+            averaging.average(integers, learnt[here], kept[here])
+        self._tell(network, learnt)
 
     @property
     def counted(self) -> list[slice]:

@@ -153,7 +153,7 @@ def _averaging_s(unit: UnitState, states: RankStates, device: Device) -> float:
     coded = torch.zeros(integers.size_bytes(count), dtype=torch.uint8, device=states.device)
     send_s = timed_s(lambda piece: integers.send(kept.add_(piece), coded))
     read_s = timed_s(lambda piece: integers.read(coded, piece, 0))
-    own = 1 / len(unit.holders if unit.across is None else unit.across.holders)
+    own = 1 / len(unit.holders if unit.across is None else unit.across.sites)
     elements = unit.padded if unit.across is None else unit.owned_elements
     return ((1 + own) * send_s + 2 * read_s) * elements / count
 

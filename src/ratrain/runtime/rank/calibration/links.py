@@ -174,14 +174,17 @@ def collective_times(states: RankStates, network: Network) -> LinkTimes | None:
 
 
 def across_times(states: RankStates, network: Network) -> LinkTimes | None:
-    """The same of weights among the owners of one part at several sites; None where no sites
+    """The same of weights among the owners of a range at several sites; None where no sites
     average."""
     groups = {
-        unit.across.holders: unit.across.place for unit in states.units if unit.across is not None
+        each.holders: unit.across.site
+        for unit in states.units
+        if unit.across is not None
+        for each in unit.ranges
     }
     return _mean(
-        _group_times(states, network, holders, place, DIRECT, Lane.AVERAGE)
-        for holders, place in groups.items()
+        _group_times(states, network, holders, site, DIRECT, Lane.AVERAGE)
+        for holders, site in groups.items()
     )
 
 

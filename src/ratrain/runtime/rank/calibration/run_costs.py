@@ -9,6 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
+from ratrain.program.between import average_rounds
 from ratrain.program.kind import Cost, Kind, Lane, kind_named, kinds
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member
@@ -394,6 +395,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     if len(sites) > 1:
         mine = element_bytes.averaged * elements / holders
         averaged = measured.across(2 * mine * (len(sites) - 1) / len(sites))
+        averaged = replace(averaged, fixed_s=averaged.fixed_s * average_rounds(measured.setup))
         if holders.max() > 1 and not sharding:  # by the others of its site
             told_bytes = element_bytes.told * elements * (holders - 1) / holders
             told = measured.collective(told_bytes)

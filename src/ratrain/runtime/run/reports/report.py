@@ -20,6 +20,7 @@ from ratrain.runtime.run.reports.goodput import goodput_json, goodput_of
 from ratrain.runtime.run.reports.itemise import KINDS, OF_TIERS, measured_kinds
 from ratrain.runtime.run.reports.merge import merge_records, write_measured
 from ratrain.runtime.run.reports.moved import moved_in_steps
+from ratrain.runtime.run.reports.settled import settled_of
 from ratrain.runtime.run_files import read_prediction, read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.timeline.compare import step_times, typical_step
@@ -89,6 +90,7 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
         "kinds_step": typical,
         "memory": memory,
         "moved": moved_in_steps(folder, spec),
+        "settled": settled_of(folder, spec),
         "experts": expert_load(folder, spec, own_rows),
         "checkpoints": [
             {

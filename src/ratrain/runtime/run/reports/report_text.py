@@ -14,6 +14,7 @@ from ratrain.runtime.run.reports.experts import expert_text
 from ratrain.runtime.run.reports.goodput import PARTS
 from ratrain.runtime.run.reports.kind_names import kind_names
 from ratrain.runtime.run.reports.moved import moved_text
+from ratrain.runtime.run.reports.settled import settled_text
 
 _NAME_COLUMNS = 34
 _SHOWN_RANKS = 16
@@ -88,6 +89,7 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
                 "of the mean of all weights that are averaged, from which each is "
                 f"{100 * validation['drift']:.2g} % away"
             )
+    yield from settled_text(report.get("settled"))
     yield from _samples(report)
     yield from _goodput(report)
 

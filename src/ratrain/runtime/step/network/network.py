@@ -113,6 +113,10 @@ class Network(Protocol):
         """What this rank has sent so far, tensors and words; None: nobody counts it."""
         ...
 
+    def sent_to(self) -> dict[int, int]:
+        """The same by the rank that it went to, as sockets were given it."""
+        ...
+
     def hang_up(self) -> None:
         """Whoever waits in a call of it, here or on a peer, is told that the connection is lost.
         From any thread."""

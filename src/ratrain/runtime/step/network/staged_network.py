@@ -121,6 +121,9 @@ class StagedNetwork:
     def sent_bytes(self) -> int | None:
         return self._inner.sent_bytes
 
+    def sent_to(self) -> dict[int, int]:
+        return self._inner.sent_to()
+
     def hang_up(self) -> None:
         self._inner.hang_up()
 

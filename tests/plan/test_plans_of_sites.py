@@ -1,0 +1,119 @@
+"""Plans of sites that differ: each divided as suits it, with its part of a step's sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratrain.describe.job import JobSpec
+from ratrain.errors import Infeasible
+from ratrain.plan import load_job, load_plan, plan_of_file
+from ratrain.plan.case.case import Case
+from ratrain.plan.file.writing import write_plan
+from ratrain.plan.price.trial import tried_out
+from ratrain.plan.search.every_plan import every_plan
+from ratrain.plan.words import every_text
+
+CLUSTER = """
+name = "unlike-sites"
+source = "a test"
+
+[[device]]
+name = "core"
+launch = "10us"
+launch_source = "a test"
+memory_efficiency = 0.8
+memory_efficiency_source = "a test"
+
+[[device.tiers]]
+name = "RAM"
+capacity = "2GB"
+bandwidth = "10GB/s"
+source = "a test"
+
+[[device.rates]]
+dtype = "fp32"
+peak = "100GFLOP/s"
+gemm = "50GFLOP/s"
+source = "a test"
+
+[[host]]
+name = "here"
+device = "core"
+devices = 1
+count = {here}
+site = "here"
+
+[[host]]
+name = "there"
+device = "core"
+devices = 1
+count = {there}
+site = "there"
+
+[links.room]
+latency = "100us"
+bandwidth = "1Gbit/s"
+shared_by = "host"
+source = "a test"
+
+[links.world]
+latency = "1ms"
+bandwidth = "2Gbit/s"
+shared_by = "host"
+source = "a test"
+"""
+JOB = """
+[model]
+name = "tiny-llama"
+sequence_length = 64
+[cluster]
+name = "cluster.toml"
+devices = {devices}
+[batch]
+sequences = 12
+[schedule]
+dtype = "fp32"
+average_every = 4
+averages = "early-start"
+average_between = "sites"
+"""
+
+
+def job_at(folder: Path, here: int, there: int, *asked: str) -> JobSpec:
+    (folder / "cluster.toml").write_text(CLUSTER.format(here=here, there=there))
+    (folder / "job.toml").write_text(JOB.format(devices=here + there))
+    return load_job(folder / "job.toml", asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sites", [(1, 2), (2, 1), (1, 3)])
+def test_unlike_sites_get_plans_of_their_own_and_the_work_that_they_are_worth(
+    sites: tuple[int, int], tmp_path: Path
+) -> None:
+    job = job_at(tmp_path, *sites)
+    found = every_plan(job)
+    chosen = found.chosen
+    assert found.alike is None and not chosen.plan.is_layout and not chosen.refusals
+    taken = [0, 0]
+    for replica in chosen.plan.replicas:
+        (site,) = {device.site for device in replica.seats.devices}
+        taken[job.sites.index(site)] += replica.sequences * len(replica.members)
+    assert sum(taken) == 12
+    assert all(abs(n - 12 * c / sum(sites)) <= 1 for n, c in zip(taken, sites, strict=True)), taken
+    assert Case(chosen.subject()).proved.verdict.sound
+    path = tmp_path / "plan.json"
+    path.write_text(write_plan(chosen.file()))
+    _, ran = tried_out(plan_of_file(load_plan(path), str(path)))
+    assert ran is not None and ran.step_time_s == pytest.approx(chosen.step_s, rel=1e-9)
+    alone = every_plan(job_at(tmp_path, 1, 1)).chosen
+    assert chosen.step_s < alone.step_s * 0.9, "more devices of a site make it faster"
+    assert all(len(line) <= 80 for line in every_text(found, 3))
+
+
+@pytest.mark.slow
+def test_sites_of_unlike_numbers_have_no_identical_replicas(tmp_path: Path) -> None:
+    job = job_at(tmp_path, 1, 2, "schedule.replicas=identical")
+    with pytest.raises(Infeasible, match="here, there have other numbers of devices"):
+        every_plan(job)
