@@ -65,7 +65,8 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     if model.rope_theta == local == _THETA:
         return keys
     # Of one angle for all layers, Transformers 5 tells only those without a window.
-    full: dict[str, Any] = {"rope_type": "default", **(keys.pop("rope_scaling", None) or {})}
+    scaling: dict[str, Any] = keys.pop("rope_scaling", {})
+    full = {"rope_type": "default", **scaling}
     ropes: dict[str, Any] = {
         "full_attention": {**full, "rope_theta": keys.pop("rope_theta")},
         "sliding_attention": {"rope_type": "default", "rope_theta": local},
