@@ -17,6 +17,7 @@ from ratrain.describe.rotary import (
     Theta,
     check_types,
     scaling_of,
+    scaling_table,
     types_of,
     windowed,
 )
@@ -65,13 +66,13 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     if model.rope_theta == local == _THETA:
         return keys
     # Of one angle for all layers, Transformers 5 tells only those without a window.
-    scaling: dict[str, Any] = keys.pop("rope_scaling", {})
-    full = {"rope_type": "default", **scaling}
-    ropes: dict[str, Any] = {
-        "full_attention": {**full, "rope_theta": keys.pop("rope_theta")},
+    full = {"rope_type": "default", **(scaling_table(model) or {}), "rope_theta": model.rope_theta}
+    ropes = {
+        "full_attention": full,
         "sliding_attention": {"rope_type": "default", "rope_theta": local},
     }
-    return {**keys, "rope_parameters": ropes}
+    others = {key: keys[key] for key in keys if key not in ("rope_scaling", "rope_theta")}
+    return {**others, "rope_parameters": ropes}
 
 
 FAMILY = Family("olmo3", "Olmo3ForCausalLM", "OLMo 3", _read, _write, olmo2.FAMILY.tensors)
