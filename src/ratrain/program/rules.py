@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ratrain.program.binding import Binding, Ops
-from ratrain.program.kind import Kind, Lane, Scope, forget, new_kind
+from ratrain.program.kind import Kind, Lane, Scope, new_kind
 
 Rule = Callable[[Binding, Ops], None]
 
@@ -22,7 +22,7 @@ RULES: dict[Kind, Rule] = {}
 
 
 def declare(name: str, lane: Lane, scope: Scope, uses: Rule, **facts: Any) -> Kind:
-    """Declares a kind of op: what `new_kind` says of it, and the rule of what it uses."""
+    """Declares a kind of op: what it says of itself (`Kind`), and the rule of what it uses."""
     kind = new_kind(name, lane, scope, **facts)
     RULES[kind] = uses
     return kind
@@ -30,5 +30,5 @@ def declare(name: str, lane: Lane, scope: Scope, uses: Rule, **facts: Any) -> Ki
 
 def withdraw(kind: Kind) -> None:
     """Takes a declaration back."""
-    forget(kind)
+    kind.forget()
     del RULES[kind]

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from ratrain.program.binding import Binding, Ops, Ref
-from ratrain.program.kind import Cost, Lane, Scope
+from ratrain.program.kind import Lane, Scope
 from ratrain.program.kinds.inputs import fetched_input, made_input
 from ratrain.program.rules import declare
 from ratrain.program.tiers import DISK, HOST, waiting_family
@@ -99,16 +99,16 @@ declare(
     Lane.OFFLOAD,
     _CELL,
     _offload_input,
-    cost=Cost.COPY_INPUT,
+    moves="input",
     method="offload_input",
 )
-declare("FetchInput", Lane.FETCH, _CELL, _fetch_input, cost=Cost.COPY_INPUT, method="fetch_input")
+declare("FetchInput", Lane.FETCH, _CELL, _fetch_input, moves="input", method="fetch_input")
 declare(
     "FetchOptimizer",
     Lane.LOAD,
     Scope.UNIT,
     _fetch_optimizer,
-    cost=Cost.MOVE_OPTIMIZER,
+    moves="optimizer",
     method="fetch_optimizer",
 )
 declare(
@@ -116,18 +116,18 @@ declare(
     Lane.STORE,
     Scope.UNIT,
     _store_optimizer,
-    cost=Cost.MOVE_OPTIMIZER,
+    moves="optimizer",
     method="store_optimizer",
     renews=tuple(waiting_family("optimizer", tier) for tier in (HOST, DISK)),
 )
 for _name in ("FetchView_F", "FetchView_R", "FetchView_B"):
-    declare(_name, Lane.FETCH, _CELL, _fetch_view, cost=Cost.MOVE_VIEW, method="fetch_view")
+    declare(_name, Lane.FETCH, _CELL, _fetch_view, moves="view", method="fetch_view")
 declare(
     "StoreView",
     Lane.OFFLOAD,
     Scope.UNIT,
     _store_view,
-    cost=Cost.MOVE_VIEW,
+    moves="view",
     method="store_view",
     renews=tuple(waiting_family("view", tier) for tier in (HOST, DISK)),
 )
@@ -136,7 +136,7 @@ declare(
     Lane.FETCH,
     _CELL,
     _fetch_gradient,
-    cost=Cost.MOVE_GRADIENT,
+    moves="gradient",
     method="fetch_gradient",
 )
 declare(
@@ -144,8 +144,8 @@ declare(
     Lane.OFFLOAD,
     _CELL,
     _store_gradient,
-    cost=Cost.MOVE_GRADIENT,
+    moves="gradient",
     method="store_gradient",
 )
-declare("Spill", Lane.OFFLOAD, _CELL, _spill, cost=Cost.MOVE_SAVED, method="spill")
-declare("Fill", Lane.FETCH, _CELL, _fill, cost=Cost.MOVE_SAVED, method="fill")
+declare("Spill", Lane.OFFLOAD, _CELL, _spill, moves="saved", method="spill")
+declare("Fill", Lane.FETCH, _CELL, _fill, moves="saved", method="fill")

@@ -15,7 +15,7 @@ from ratrain.devices import Device, Memory
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.stored_attention import REMADE, STORED
 from ratrain.models.units import Unit, unit_of
-from ratrain.program.kind import Kind, Lane
+from ratrain.program.kind import Kind, Lane, Waiting
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
@@ -53,7 +53,6 @@ CALLED_BACK_S = 20.0
 MOST_RECORDED = 64
 """Steps of a period that are recorded whole, at most."""
 _OWN_UPDATES = (Kind.UpdateShard, Kind.MirrorUpdate)
-_NEIGHBOURS = (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B, Lane.TENSOR)
 
 
 @dataclass(frozen=True)
@@ -461,10 +460,10 @@ class RankRun:
             step_time_s=now_s - self._step_began_s,
             compute_s=times.compute_s - stalled_s,
             recovery_s=times.recovery_s,
-            stages_s=sum(waited[lane] for lane in _NEIGHBOURS),
-            reduce_s=waited[Lane.REDUCE] + stalled_s,
-            gather_s=waited[Lane.GATHER],
-            update_s=waited[Lane.UPDATE],
+            stages_s=waited[Waiting.MESSAGE] + waited[Waiting.TENSOR],
+            reduce_s=waited[Waiting.REDUCE] + stalled_s,
+            gather_s=waited[Waiting.GATHER],
+            update_s=waited[Waiting.UPDATE],
             ledger_peak_bytes=float(self.ledger.peak.size_bytes),
             allocated_peak_bytes=float(self._allocator.peak_bytes)
             if self._allocator.counts

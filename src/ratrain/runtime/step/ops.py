@@ -31,9 +31,6 @@ from ratrain.runtime.step.state_ops import PASSING, StateOps
 from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.unit_state import UnitState
 
-_IN_BUCKETS = (Kind.B, Kind.W, Kind.GradSync)
-"""Where backward sends: what fills buckets, and what empties them."""
-
 # Families that a unit's tensors may be of: an op reads or writes one of them, as the program says.
 INPUTS = ("input", "staged", "arrived", "fetched")
 _OUTPUTS = ("input", "staged", "sendx")
@@ -287,7 +284,7 @@ class RankOps(StateOps):
         """A send and its receive happen together, in the program's proof of memory too: room for
         what arrives is taken when its sender is there, not when the lane is free to receive. With
         slots the memory is already there. So do a backward and the reduction of its buckets."""
-        if op.kind in _IN_BUCKETS and self._states.buckets is not None:
+        if op.kind.uses_buckets and self._states.buckets is not None:
             if self.unit(op).trained:
                 self._states.buckets.meet(op.lane)
         elif op.kind is Kind.RECV_F:
