@@ -7,10 +7,10 @@ from typing import Any
 
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted, format_bytes, format_long_time, format_time
-from ratrain.program.families import DEVICE
+from ratrain.program.families import DEVICE, GROUPS
 from ratrain.program.kind import Kind, Waiting
 from ratrain.program.setup import Setup
-from ratrain.program.text.family_groups import group_name, grouped
+from ratrain.program.text.family_groups import grouped
 from ratrain.program.tiers import TIER_WORDS
 from ratrain.simulate.moved import Moved, moved_by
 from ratrain.simulate.result import RankTimes
@@ -208,7 +208,7 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
         budget = simulation.program.setup.budget_of(times.rank)
         if by_rank and budget:
             peak = f"{peak:>9} of {format_bytes(budget):>7}"
-        largest = f"{group_name(item)} {format_bytes(size)}"
+        largest = f"{GROUPS[item]} {format_bytes(size)}"
         yield f"{times.rank:4d}  {bar}  {busy:5.1f} % {peak:>{peak_width}}  {largest}"
 
 

@@ -52,8 +52,9 @@ from ratrain.plan.words.planned import (
     wrapped,
 )
 from ratrain.program.bounds import PeakBound
+from ratrain.program.families import GROUPS
 from ratrain.program.kind import Waiting
-from ratrain.program.text.family_groups import group_name, grouped, takes
+from ratrain.program.text.family_groups import grouped, takes
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
@@ -358,7 +359,7 @@ def _bill(explained: Explanation) -> Iterator[str]:
     groups = [grouped(bound.by_family) for bound in shown]
     for key in sorted(sorted({*groups[0], *groups[-1]}), key=lambda key: -groups[0].get(key, 0)):
         sizes = [format_bytes(of_groups.get(key, 0)) for of_groups in groups]
-        yield f"  {group_name(key):<18}" + "".join(f"{size:>20}" for size in sizes)
+        yield f"  {GROUPS[key]:<18}" + "".join(f"{size:>20}" for size in sizes)
 
 
 def _time(explained: Explanation) -> Iterator[str]:

@@ -17,6 +17,7 @@ from ratrain.describe.model import config_hash
 from ratrain.devices import Device
 from ratrain.errors import OF_ANOTHER, PeerDown, RatrainError
 from ratrain.objects.client import close_stores
+from ratrain.plugins import named
 from ratrain.program.promise import loss_words
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.kept_metrics import lost_steps
@@ -46,7 +47,6 @@ from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import parts_of_units
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.below import Tier
-from ratrain.runtime.step.ops import RankOps
 from ratrain.runtime.step.schedule import held_sum, persistent_of
 from ratrain.runtime.step.tensor_parts import stored_sizes
 
@@ -179,7 +179,7 @@ class Episode:
                 sampled=sampled,
                 failing=process.tell_cause,
                 tiers=tiers,
-                ops=RankOps if check is None else CheckedOps,
+                ops=named(context.job.backend.ops) if check is None else CheckedOps,
             )
 
         together = Together(rank, context.membership, rendezvous.everybody)

@@ -15,6 +15,7 @@ from ratrain.devices import Device, Memory
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.stored_attention import REMADE, STORED
 from ratrain.models.units import Unit, unit_of
+from ratrain.plugins import named
 from ratrain.program.kind import Kind, Lane, Waiting
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
@@ -121,7 +122,7 @@ class RankRun:
         sampled: Callable[[int, Sampled], None] = lambda *_: None,
         failing: Callable[[BaseException], None] = lambda _: None,
         tiers: Mapping[str, Tier],
-        ops: type[RankOps] = RankOps,
+        ops: type[RankOps] = RankOps,  # what does them; those of validations are the backend's
     ) -> None:
         self._job, self._spec, self._seat = job, spec, seat
         self._stop_asked, self._failing = stop_asked, failing
@@ -205,6 +206,7 @@ class RankRun:
             self.ops.clipping,
             self.ledgers,
             device,
+            named(job.backend.ops),
         )
         self._validation = held_out and Validation(program, shared, held_out)
         micro_batch = spec.micro_batch_of(seat.data)

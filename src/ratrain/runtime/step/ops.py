@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -19,6 +18,7 @@ from ratrain.models.graphs import Graph, gradient_of_leaf, graph_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
+from ratrain.plugins import named
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.replicas import Stage
 from ratrain.program.tiers import waiting_families
@@ -102,10 +102,9 @@ class RankOps(StateOps):
     def _method(self, kind: Kind) -> Callable[[LocalOp, int], None] | None:
         """What runs a kind: a method of this class, or a third party's "module:function", which
         is called with this object too."""
-        if ":" not in kind.method:
-            return getattr(self, kind.method) if kind.method else None
-        module, _, name = kind.method.partition(":")
-        return partial(getattr(import_module(module), name), self)
+        if ":" in kind.method:
+            return partial(named(kind.method), self)
+        return getattr(self, kind.method) if kind.method else None
 
     # ---- compute ------------------------------------------------------------------------
 
