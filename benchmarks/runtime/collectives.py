@@ -53,11 +53,11 @@ def rank(folder: Path, by: str, hosts: tuple[int, ...], size_bytes: int) -> Figu
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    rendezvous = join(launch, read_secret(folder / "secret"), 60)
+    joined = join(launch, read_secret(folder / "secret"), 60)
     seats = Seats(1, len(hosts), (0,) * len(hosts), (0,))
     holders = tuple(range(len(hosts)))
     seat, routes = seats.seat(launch.rank), Routes((), (holders,))
-    network, _ = connected(seats, seat, routes, rendezvous, 60.0, hosts)
+    network, _ = connected(seats, seat, routes, joined, 60.0, hosts)
     assert isinstance(network, SocketNetwork)
     part = size_bytes // 4 // len(hosts) // 64 * 64
     flat = torch.ones(part * len(hosts))

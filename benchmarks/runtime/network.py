@@ -51,7 +51,7 @@ def rank(folder: Path, kind: str) -> Figures:
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    rendezvous = join(launch, read_secret(folder / "secret"), 60)
+    joined = join(launch, read_secret(folder / "secret"), 60)
     seats = Seats(PIPELINE, DATA, (0,) * DATA, (0,))
     seat = seats.seat(launch.rank)
     groups = [
@@ -60,9 +60,9 @@ def rank(folder: Path, kind: str) -> Figures:
     ]
     holders, routes = groups[seat.pipeline], Routes({(0, 1)}, tuple(groups))
     if kind == "sockets":
-        network, _ = connected(seats, seat, routes, rendezvous, 60.0)
+        network, _ = connected(seats, seat, routes, joined, 60.0)
     else:
-        network = gloo_network(folder, seats, seat, routes, rendezvous, 60.0)
+        network = gloo_network(folder, seats, seat, routes, joined, 60.0)
 
     def message(tensor: torch.Tensor) -> None:
         if seat.pipeline == 0:

@@ -24,7 +24,7 @@ from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.joining.connections import connect_all
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous
+from ratrain.runtime.rank.joining.rendezvous import Joined
 from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.exchange.cells import cells_with, gathers_from, parts_of_group, peers_at
 from ratrain.runtime.step.exchange.collective import Swap as PlacesSwap
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 
 def gloo_network(
-    folder: Path, seats: Seats, seat: Seat, routes: Routes, rendezvous: Rendezvous, timeout_s: float
+    folder: Path, seats: Seats, seat: Seat, routes: Routes, joined: Joined, timeout_s: float
 ) -> TorchNetwork:
     """A rank's network over gloo, whose ranks meet through a file in the folder."""
-    links = connect_all(rendezvous, word_needs(seats, seat, routes.hops), timeout_s)
-    if rendezvous.book[0][0].startswith("127."):
+    links = connect_all(joined, word_needs(seats, seat, routes.hops), timeout_s)
+    if joined.book[0][0].startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo",
-        store=FileStore(str(folder / "store"), rendezvous.world_size),
-        rank=rendezvous.rank,
-        world_size=rendezvous.world_size,
+        store=FileStore(str(folder / "store"), joined.world_size),
+        rank=joined.rank,
+        world_size=joined.world_size,
         timeout=timedelta(seconds=timeout_s),
     )
     hosts = (0,) * seats.world_size

@@ -23,7 +23,7 @@ from ratrain.errors import SAVED_NOT_FINISHED, RunFailed, SpecError, TransportEr
 from ratrain.readers.files import unwritable
 from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT, START
-from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Meeting, Order, words_of
+from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order, Rendezvous, words_of
 from ratrain.runtime.rank.stop import END_AT_ONCE
 from ratrain.runtime.run.world import HERE, World
 from ratrain.runtime.run_folder import RunFolder
@@ -152,7 +152,7 @@ class RankProcesses:
             RankEnd(child.rank, lost) if child.waits else child.kill() for child in self._in_order
         ]
 
-    def go_on(self, ranks: Sequence[int], meeting: Meeting) -> None:
+    def go_on(self, ranks: Sequence[int], rendezvous: Rendezvous) -> None:
         """The next episode: those that wait play some of these ranks, as far as they can the ones
         they had; new processes play the others. Who does not wait is ended."""
         self.ends()
@@ -166,8 +166,8 @@ class RankProcesses:
             child.kill()
         self._children = list(seats.values())
         for rank, child in seats.items():
-            child.begin(Order(rank, len(ranks), meeting))
-        environment = base_environment(meeting)
+            child.begin(Order(rank, len(ranks), rendezvous))
+        environment = base_environment(rendezvous)
         environment["LOCAL_WORLD_SIZE"] = str(len(ranks))
         self._start([rank for rank in ranks if rank not in seats], environment, None)
 
@@ -332,18 +332,18 @@ class _Process:
                 hear(str(parse_json(word, "a rank")[0]))
 
 
-def base_environment(meeting: Meeting) -> dict[str, str]:
+def base_environment(rendezvous: Rendezvous) -> dict[str, str]:
     """What all ranks inherit: this process's environment, and what every launcher passes to
     them."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
     return {
         "PYTHONUNBUFFERED": "1",  # a rank that is killed leaves what it printed
         **inherited,
-        "WORLD_SIZE": str(meeting.world_size),
-        "LOCAL_WORLD_SIZE": str(meeting.world_size),
-        "MASTER_ADDR": meeting.address,
-        "MASTER_PORT": str(meeting.port),
-        START: meeting.start,
+        "WORLD_SIZE": str(rendezvous.world_size),
+        "LOCAL_WORLD_SIZE": str(rendezvous.world_size),
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.port),
+        START: rendezvous.start,
         LAUNCHER: str(os.getpid()),
         FOLLOWED: "1",
     }
