@@ -410,7 +410,7 @@ def _begin(job: JobSpec, division: Division, checkpoint: Path | None) -> Begin:
 def _parts(states: RankStates, unit: UnitState) -> list[tuple[int, Buffers]]:
     """Where each of a rank's parts begins, and the part, without what only fills the buffer up."""
     parts: list[tuple[int, Buffers]] = []
-    with states.away.present(unit.local.index):
+    with states.away["optimizer"].present(unit.local.index):
         for part, share in product(unit.parts, unit.shares):
             end = min(share.stop, unit.unit.layout.size)
             if part.begin <= share.start < min(end, part.end):

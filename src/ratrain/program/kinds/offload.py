@@ -94,22 +94,10 @@ def _fill(b: Binding, ops: Ops) -> None:
 
 
 _CELL = Scope.UNIT_MICRO_BATCH
-declare(
-    "OffloadInput",
-    Lane.OFFLOAD,
-    _CELL,
-    _offload_input,
-    moves="input",
-    method="offload_input",
-)
+declare("OffloadInput", Lane.OFFLOAD, _CELL, _offload_input, moves="input", method="offload_input")
 declare("FetchInput", Lane.FETCH, _CELL, _fetch_input, moves="input", method="fetch_input")
 declare(
-    "FetchOptimizer",
-    Lane.LOAD,
-    Scope.UNIT,
-    _fetch_optimizer,
-    moves="optimizer",
-    method="fetch_optimizer",
+    "FetchOptimizer", Lane.LOAD, Scope.UNIT, _fetch_optimizer, moves="optimizer", method="fetch"
 )
 declare(
     "StoreOptimizer",
@@ -117,35 +105,21 @@ declare(
     Scope.UNIT,
     _store_optimizer,
     moves="optimizer",
-    method="store_optimizer",
+    method="store",
     renews=tuple(waiting_family("optimizer", tier) for tier in (HOST, DISK)),
 )
 for _name in ("FetchView_F", "FetchView_R", "FetchView_B"):
-    declare(_name, Lane.FETCH, _CELL, _fetch_view, moves="view", method="fetch_view")
+    declare(_name, Lane.FETCH, _CELL, _fetch_view, moves="view", method="fetch")
 declare(
     "StoreView",
     Lane.OFFLOAD,
     Scope.UNIT,
     _store_view,
     moves="view",
-    method="store_view",
+    method="store",
     renews=tuple(waiting_family("view", tier) for tier in (HOST, DISK)),
 )
-declare(
-    "FetchGradient",
-    Lane.FETCH,
-    _CELL,
-    _fetch_gradient,
-    moves="gradient",
-    method="fetch_gradient",
-)
-declare(
-    "StoreGradient",
-    Lane.OFFLOAD,
-    _CELL,
-    _store_gradient,
-    moves="gradient",
-    method="store_gradient",
-)
+declare("FetchGradient", Lane.FETCH, _CELL, _fetch_gradient, moves="gradient", method="fetch")
+declare("StoreGradient", Lane.OFFLOAD, _CELL, _store_gradient, moves="gradient", method="store")
 declare("Spill", Lane.OFFLOAD, _CELL, _spill, moves="saved", method="spill")
 declare("Fill", Lane.FETCH, _CELL, _fill, moves="saved", method="fill")
