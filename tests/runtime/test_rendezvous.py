@@ -20,7 +20,7 @@ from ratrain.proof import derived
 from ratrain.runtime.environment import Launch, launch_of
 from ratrain.runtime.rank.joining import rendezvous
 from ratrain.runtime.rank.joining.connections import connect_all
-from ratrain.runtime.rank.joining.handshake import call
+from ratrain.runtime.rank.joining.handshake import RANKS
 from ratrain.runtime.rank.joining.near_sockets import listen_near
 from ratrain.runtime.rank.joining.rendezvous import Joined, join
 from ratrain.runtime.seats import Seats
@@ -256,7 +256,7 @@ KEY = derived(SECRET, b"ratrain rendezvous")
 
 
 def greet(sock: socket.socket, key: bytes, **words: object) -> bytes:
-    return call(sock, key, json.dumps(words).encode(), time.monotonic() + 5)
+    return RANKS.greet(sock, key, json.dumps(words).encode(), time.monotonic() + 5)
 
 
 def wrong_secret(sock: socket.socket) -> None:

@@ -63,7 +63,7 @@ def _rank_and_kind(table: Table, op: Ints) -> Ints:
 def _path(table: Table, run: Run, window: Window) -> tuple[Ints, Floats]:
     """The path's ops in order, and how much of the period each takes."""
     n = len(table)
-    ends = np.flatnonzero(table.is_any(Kind.B, Kind.W)) + window.period * n
+    ends = np.flatnonzero(table.where("adds_gradient")) + window.period * n
     node = int(ends[run.end_s[ends].argmax()])
     end_s = float(run.end_s[node])
     began_s = end_s - window.length_s

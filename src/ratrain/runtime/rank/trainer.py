@@ -135,7 +135,8 @@ class RankRun:
         apart = [count // setup.peers[name] for name, count in setup.holders.items()]
         self.replicas_apart = max(apart) if setup.averages.by_turns else 0
         self._budget_bytes = setup.budget_of(seat.program_rank)
-        self.sizes = self._sizes()
+        micro_batch, model = spec.micro_batch_of(seat.data), job.model
+        self.sizes = Sizes((micro_batch, model.sequence_length, model.spec.hidden))
         self._groups = _dividing(spec.seats, setup)
         self._counted = CountedTokens()
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
@@ -209,7 +210,6 @@ class RankRun:
             named(job.backend.ops),
         )
         self._validation = held_out and Validation(program, shared, held_out)
-        micro_batch = spec.micro_batch_of(seat.data)
         self._sampling = prompts and Sampling(program, shared, prompts, micro_batch)
         self._segment = (begin.step, begin.step)  # the steps between two validations
         self._reached = begin.step
@@ -377,9 +377,6 @@ class RankRun:
     def _other_lanes(self) -> list[Lanes]:
         return [each.lanes for each in (self._validation, self._sampling) if each is not None]
 
-    def _budget(self, tier: str) -> int | None:
-        return self.schedule.program.setup.budget_of(self.schedule.rank, tier)
-
     def records(self) -> dict[str, Any]:
         """Every op of the last steps, as words with times."""
         rows: list[Ran] = self.lanes.records()
@@ -499,9 +496,3 @@ class RankRun:
             Recovery.NONE,
         )
         return REMADE if recovery is Recovery.SELECTIVE else STORED
-
-    def _sizes(self) -> Sizes:
-        length, spec = self._job.model.sequence_length, self._job.model.spec
-        return Sizes(
-            boundary=(self._spec.micro_batch_of(self._seat.data), length, spec.hidden),
-        )

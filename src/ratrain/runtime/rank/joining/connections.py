@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 
 from ratrain.errors import HandshakeFailed, RunFailed, SpecError
 from ratrain.readers.json import parse_json
-from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
+from ratrain.runtime.rank.joining.handshake import RANKS, HandshakeListener
 from ratrain.runtime.rank.joining.near_sockets import call_near, introduced
 from ratrain.runtime.rank.joining.rail_sockets import RailDialler
 from ratrain.runtime.rank.joining.rendezvous import Joined
@@ -174,7 +174,7 @@ def _call(
             return found
     sock = socket.create_connection(peer, timeout=left_s)
     try:
-        call(sock, joined.key, words, end_s)
+        RANKS.greet(sock, joined.key, words, end_s)
     except BaseException:
         sock.close()
         raise

@@ -98,8 +98,3 @@ class HandshakeListener:
     def _answer_alone(self, message: bytes) -> bytes:
         with self._lock:
             return self._answer(message)
-
-
-def call(sock: socket.socket, key: bytes, message: bytes, deadline_s: float) -> bytes:
-    """The other side: proves the secret to a listener, sends `message`, and returns its words."""
-    return RANKS.greet(sock, key, message, deadline_s)

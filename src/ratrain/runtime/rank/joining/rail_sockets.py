@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from ratrain.errors import HandshakeFailed
-from ratrain.runtime.rank.joining.handshake import call
+from ratrain.runtime.rank.joining.handshake import RANKS
 from ratrain.runtime.rank.joining.near_sockets import Address
 from ratrain.runtime.rank.joining.rendezvous import Joined
 from ratrain.runtime.step.network.links import BROADCASTS, Need
@@ -51,7 +51,7 @@ class RailDialler:
         try:
             sock = socket.create_connection(theirs, timeout=_CALL_S, source_address=(own[0], 0))
             try:
-                call(sock, self._joined.key, words, time.monotonic() + _CALL_S)
+                RANKS.greet(sock, self._joined.key, words, time.monotonic() + _CALL_S)
             except BaseException:
                 sock.close()
                 raise

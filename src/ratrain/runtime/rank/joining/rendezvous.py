@@ -37,7 +37,7 @@ from ratrain.proof import derived
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, PORT, Launch
 from ratrain.runtime.rank.joining.call_back import CallBack
-from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
+from ratrain.runtime.rank.joining.handshake import RANKS, HandshakeListener
 from ratrain.runtime.rank.joining.near_sockets import close_all, listen_near
 from ratrain.runtime.rank.joining.whereabouts import tell, told
 from ratrain.runtime.step.network.broadcast import Broadcast
@@ -282,7 +282,7 @@ class _OtherRank:
             port = listener.getsockname()[1]
             body = {"rank": launch.rank, "world_size": launch.world_size, "start": launch.start}
             body |= {"port": port, "networks": networks}
-            call(sock, self._key, json.dumps(body).encode(), deadline_s)
+            RANKS.greet(sock, self._key, json.dumps(body).encode(), deadline_s)
         except BaseException:
             close_all([sock, listener])
             raise
