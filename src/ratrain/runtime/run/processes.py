@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Protocol
 
 from ratrain.errors import SAVED_NOT_FINISHED, RunFailed, SpecError, TransportError
 from ratrain.readers.files import unwritable
 from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT, START
+from ratrain.runtime.host import state_and_start
 from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order, Rendezvous, words_of
 from ratrain.runtime.rank.stop import END_AT_ONCE
 from ratrain.runtime.run.world import HERE, World
@@ -314,7 +314,7 @@ class _Process:
 
     @property
     def is_stopped(self) -> bool:
-        return _is_stopped(self.pid)
+        return state_and_start(self.pid)[0] in ("T", "t")  # Linux; elsewhere no
 
     def order(self, order: Order | str) -> None:
         if self._line is not None:
@@ -374,11 +374,3 @@ def _start(
             start_new_session=True,
             pass_fds=handles,
         )
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped (Linux; elsewhere no)."""
-    with suppress(OSError, IndexError):
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        return state in "Tt"
-    return False
