@@ -18,7 +18,6 @@ from ratrain.plan.search.moves import MOVES
 from ratrain.plugins import Registry
 from ratrain.program.families import FAMILIES
 from ratrain.program.kind import Kind, Lane
-from ratrain.program.rules import withdraw
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import FURTHER_PASSES
 
@@ -46,7 +45,7 @@ def declared_inside(folder: Path | None = None) -> Generator[None]:
         yield
     finally:
         for kind in reversed(list(Kind)[declared:]):
-            withdraw(kind)
+            kind.forget()
         for lane in reversed(list(Lane)[lanes:]):
             lane.forget()
         for table, names in zip(TABLES, before, strict=True):

@@ -8,6 +8,7 @@ further ones in the same way, and lanes (`declare_lane`) for them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Self
 
@@ -140,6 +141,7 @@ class Kind(Declared):
 
     lane: Lane
     scope: Scope
+    uses: Callable[[Any, Any], None]  # its rule (`rules.Rule`)
     partners: Partners = Partners.NONE
     cost: str = Cost.NOTHING  # of one that `moves` states, their bytes
     waiting: Waiting  # left out: its lane's
@@ -210,26 +212,6 @@ class Kind(Declared):
     StoreGradient: ClassVar[Kind]
     Spill: ClassVar[Kind]
     Fill: ClassVar[Kind]
-
-
-def new_kind(name: str, lane: Lane, scope: Scope, **facts: Any) -> Kind:
-    """A further kind, and what it says of itself (`Kind`). The rule of what it uses is declared
-    with it (`rules.declare`)."""
-    facts = {"waiting": lane.waiting, **facts}
-    kind = Kind.declared("kind of op", name, lane=lane, scope=scope, **facts)
-    about_rank = scope in (Scope.RANK, Scope.RANK_REDUCTION)
-    kind.is_message = scope is Scope.STAGE_MICRO_BATCH
-    kind.is_tie = kind.partners is Partners.TIED
-    kind.is_barrier = about_rank and not kind.method
-    kind.is_state_work = kind.is_barrier or not (kind.is_message or lane is Lane.COMPUTE)
-    kind.whole_stage = kind.is_message or about_rank
-    kind.names_micro_batch = kind.is_message or scope is Scope.UNIT_MICRO_BATCH
-    kind.changes_weights = bool(kind.renews or kind.synchronises)
-    kind.is_reduction = scope in (Scope.UNIT_REDUCTION, Scope.RANK_REDUCTION)
-    kind.uses_buckets = kind.adds_gradient or scope is Scope.UNIT_REDUCTION
-    computes = lane is Lane.COMPUTE and not kind.is_message
-    kind.words = kind.words or (name if computes else kind.waiting.words)
-    return kind
 
 
 def kinds_where(condition: str) -> npt.NDArray[np.bool_]:

@@ -15,7 +15,6 @@ from ratrain.program.columns import as_columns
 from ratrain.program.edges import Edges, derive_edges
 from ratrain.program.graph import Chains, Waiting, chains_of
 from ratrain.program.kind import Kind, Lane, Partners, kinds_where
-from ratrain.program.rules import RULES
 from ratrain.program.setup import Setup
 from ratrain.program.states import States, number_states
 from ratrain.program.tiers import WAITING
@@ -110,7 +109,7 @@ def bind(setup: Setup, lanes: Mapping[tuple[int, Lane], tuple[Action, ...]]) -> 
     for kind in Kind:
         chosen = np.flatnonzero(words.kind == kind)
         if len(chosen):
-            RULES[kind](binding, ops.where(chosen))
+            kind.uses(binding, ops.where(chosen))
     return Table(
         setup,
         states,
@@ -256,7 +255,7 @@ def _groups(table: Table) -> Ints:
         shared &= count > 1
         place = units.place(table.unit, np.maximum(table.micro_batch, 0))
         turn = table.step * in_step + np.where(table.micro_batch == NONE, NONE, place) + 1
-        key = (who * len(RULES) + kind) * (cells + 1) * 2 + turn
+        key = (who * len(Kind) + kind) * (cells + 1) * 2 + turn
         group[shared] = (key + (int(stage.max()) + 2) * cells * 2)[shared]
     everyone = np.array([k.partners is Partners.EVERYONE for k in Kind])[kind]
     if everyone.any():
