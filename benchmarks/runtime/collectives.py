@@ -76,14 +76,14 @@ def rank(folder: Path, by: str, hosts: tuple[int, ...], size_bytes: int) -> Figu
     for name, work in works.items():
         took_s: list[float] = []
         for repeat in range(REPEATS + 1):
-            network.exchange(None, torch.zeros(1))
+            network.barrier()
             began_s, before = time.perf_counter(), across()
             work()
             figures[f"{name} bytes"] = across() - before
             if repeat:  # the first one opens TCP's windows
                 took_s.append(time.perf_counter() - began_s)
         figures[f"{name} s"] = median(took_s)
-    network.exchange(None, torch.zeros(1))
+    network.barrier()
     return figures
 
 

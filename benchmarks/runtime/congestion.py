@@ -89,7 +89,7 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
     def repetition() -> float:
         done = threading.Event()
         computing = threading.Thread(target=_compute, args=(done,))
-        network.exchange(None, torch.zeros(1))
+        network.barrier()
         computing.start()
         began_s = time.perf_counter()
         for unit in units:
@@ -100,7 +100,7 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
         return took_s
 
     took_s = [repetition() for _ in range(REPEATS)][1:]
-    network.exchange(None, torch.zeros(1))
+    network.barrier()
     return took_s
 
 

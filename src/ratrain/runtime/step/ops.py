@@ -301,15 +301,12 @@ class RankOps(StateOps):
         return self._states.buckets.take_stalled_s() if self._states.buckets else 0.0
 
     def send_output(self, op: LocalOp, step: int) -> None:
-        self._network.announce(op.lane, self._rank_beside(op, +1))
         self._send(op, +1, "sendx")
 
     def receive_input(self, op: LocalOp, step: int) -> None:
         self._receive(op, -1, *INPUTS)
 
     def send_gradient(self, op: LocalOp, step: int) -> None:
-        if self._arrives_apart:
-            self._network.announce(op.lane, self._rank_beside(op, -1))
         self._send(op, -1, "sendg")
 
     def receive_gradient(self, op: LocalOp, step: int) -> None:

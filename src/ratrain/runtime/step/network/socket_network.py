@@ -32,7 +32,7 @@ from ratrain.runtime.step.exchange.sums import PIECE_BYTES, add_up, pieces
 from ratrain.runtime.step.exchange.tensor_peers import TensorPeers
 from ratrain.runtime.step.exchange.unlike_collective import gather_unlike_by
 from ratrain.runtime.step.exchange.unlike_views import UnlikeView, rounded_elements
-from ratrain.runtime.step.network.broadcast import By, broadcasts_of, combined, exchanged
+from ratrain.runtime.step.network.broadcast import By, broadcasts_of, combined
 from ratrain.runtime.step.network.connection import Connection, Landing, Leaving, move
 from ratrain.runtime.step.network.links import (
     COPIES,
@@ -109,9 +109,6 @@ class SocketNetwork:
             [Leaving(link, parts[division.rank]) for link in links],
             [Landing(link, part) for link, part in others],
         )
-
-    def announce(self, lane: Lane, pipeline: int) -> None:
-        """A message's header does it."""
 
     def await_sender(self, lane: Lane, pipeline: int) -> None:
         for sender in peers_at(self._seats, self._seat, pipeline):
@@ -201,9 +198,6 @@ class SocketNetwork:
             landing = Landing(link, bytes_of(other), frame_bytes=gradient.nbytes)
             move([leaving], [landing], enough_sent=sent_bytes)  # it is overwritten by the sum
             add_up((mine, other) if here_first else (other, mine), mine)
-
-    def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
-        return exchanged(self._broadcasts[lane], values)
 
     def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
         return combined(self._broadcasts[lane], values, by)
