@@ -20,6 +20,7 @@ from ratrain.runtime.step.ops import RankOps
 TIED = """
 [model]
 name = "gpt-3.6b"
+sequence_length = 2048
 [cluster]
 name = "a100-80g-dgx"
 devices = 8

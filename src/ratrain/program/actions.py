@@ -66,7 +66,7 @@ def parse_action(word: str, place: str = "") -> Action:
         raise ProgramError(
             f"{shown(word)} does not name a kind of op",
             place=place,
-            fix=f"use one of {', '.join(Kind)}",
+            fix=f"use one of {', '.join(kind.name for kind in Kind)}",
         )
     return Action(
         Kind.named(kind),

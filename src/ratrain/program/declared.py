@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 from ratrain.errors import ProgramError
 from ratrain.plugins import load_plugins
 
-T = TypeVar("T", bound="Declared")
+T = TypeVar("T")
 
 
 class _Class(type):
@@ -24,7 +24,8 @@ class _Class(type):
         cls.numbered: list[Any] = []
 
     def __iter__(cls: type[T]) -> Iterator[T]:
-        return iter(tuple(cls.numbered))
+        declared: Any = cls
+        return iter(tuple(declared.numbered))
 
     def __len__(cls) -> int:
         return len(cls.numbered)
