@@ -28,7 +28,7 @@ import numpy as np
 from ratrain.compiled import library
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
-from ratrain.program.kind import Kind, kinds
+from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.replicas import Replica, Unit, stage
 from ratrain.program.setup import Setup
@@ -126,7 +126,7 @@ def plain_1f1b(runs: int) -> None:
 def _plain_costs(program: Program) -> Costs:
     units = len(program.table.states.units.rank)
     time_s = {
-        **{k: 0.0 for k in kinds() if k.is_message or k.is_barrier or k is Kind.UpdateShard},
+        **{k: 0.0 for k in Kind if k.is_message or k.is_barrier or k is Kind.UpdateShard},
         Kind.F: 2.0,
         Kind.B: 4.0,
         Kind.SEND_F: 0.1,

@@ -55,7 +55,7 @@ ONLY = {
     "lab": LOW,
     "checkpoint": LOW,
     "models": LOW,
-    "devices": (*LOW, "kernels"),
+    "devices": (*LOW, "plugins", "kernels"),
     "check": (*LOW, "devices", "models"),
     "engines": (*LOW, "plugins"),
     "storage": LOW,

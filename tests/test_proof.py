@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 from ratrain import proof
 from ratrain.errors import HandshakeFailed
 
-HEAD = b"RATTEST1"
+TESTS = proof.Protocol(b"RATTES", 1, "a test")
 KEY, OTHER = bytes(32), bytes(31) + b"\x01"
 
 
-def proved(server_key: bytes, client_key: bytes, words: bytes, answer: bytes) -> list[object]:
+def proved(
+    server_key: bytes,
+    client_key: bytes,
+    words: bytes,
+    answer: bytes,
+    client_speaks: proof.Protocol = TESTS,
+) -> list[object]:
     """What the server and the client have heard, or why not."""
     heard: list[object] = [None, None]
 
@@ -34,13 +40,10 @@ def proved(server_key: bytes, client_key: bytes, words: bytes, answer: bytes) ->
     end_s = time.monotonic() + 5
 
     def server() -> bytes:
-        nonce = proof.show_banner(near, HEAD, end_s)
-        return proof.welcome(near, server_key, nonce, lambda _words: answer, end_s)
+        return TESTS.welcome(near, server_key, lambda _words: answer, end_s)
 
     def client() -> bytes:
-        head, nonce = proof.read_banner(far, end_s)
-        assert head == HEAD
-        return proof.greet(far, client_key, nonce, words, end_s)
+        return client_speaks.greet(far, client_key, words, end_s)
 
     thread = threading.Thread(target=keep, args=(0, server, near))
     thread.start()
@@ -58,6 +61,27 @@ def test_both_ends_of_one_secret_hear_each_other_s_words(words: bytes, answer: b
 def test_ends_of_two_secrets_hear_nothing() -> None:
     server, client = proved(KEY, OTHER, b"words", b"answer")
     assert isinstance(server, HandshakeFailed) and isinstance(client, HandshakeFailed)
+
+
+@pytest.mark.parametrize(
+    ("client", "reason"),
+    [
+        (proof.Protocol(b"RATTED", 1, "a ted"), "the process that answers there is not a ted"),
+        (proof.Protocol(b"RATTES", 2, "a test"), "protocol version 2 here, 1 there"),
+    ],
+)
+def test_a_server_of_another_protocol_or_version_hears_nothing(
+    client: proof.Protocol, reason: str
+) -> None:
+    server, refused = proved(KEY, KEY, b"words", b"answer", client)
+    assert isinstance(server, ConnectionError)
+    assert isinstance(refused, HandshakeFailed) and refused.what == reason
+
+
+def test_refusals_are_told_once_each_and_few() -> None:
+    callers = proof.Callers()
+    told = [callers.is_news(f"reason {number % 30}") for number in range(60)]
+    assert told == [True] * proof.MOST_TOLD + [False] * (60 - proof.MOST_TOLD)
 
 
 def test_words_beyond_the_limit_are_refused_before_they_are_read() -> None:

@@ -53,11 +53,11 @@ def rank(folder: Path, by: str, hosts: tuple[int, ...], size_bytes: int) -> Figu
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    rendezvous = join(launch, read_secret(folder / "secret"), 60)
+    joined = join(launch, read_secret(folder / "secret"), 60)
     seats = Seats(1, len(hosts), (0,) * len(hosts), (0,))
     holders = tuple(range(len(hosts)))
     seat, routes = seats.seat(launch.rank), Routes((), (holders,))
-    network, _ = connected(seats, seat, routes, rendezvous, 60.0, hosts)
+    network, _ = connected(seats, seat, routes, joined, 60.0, hosts)
     assert isinstance(network, SocketNetwork)
     part = size_bytes // 4 // len(hosts) // 64 * 64
     flat = torch.ones(part * len(hosts))
@@ -76,14 +76,14 @@ def rank(folder: Path, by: str, hosts: tuple[int, ...], size_bytes: int) -> Figu
     for name, work in works.items():
         took_s: list[float] = []
         for repeat in range(REPEATS + 1):
-            network.exchange(None, torch.zeros(1))
+            network.barrier()
             began_s, before = time.perf_counter(), across()
             work()
             figures[f"{name} bytes"] = across() - before
             if repeat:  # the first one opens TCP's windows
                 took_s.append(time.perf_counter() - began_s)
         figures[f"{name} s"] = median(took_s)
-    network.exchange(None, torch.zeros(1))
+    network.barrier()
     return figures
 
 

@@ -77,19 +77,19 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
     connection.choose_congestion = chosen
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    rendezvous = join(launch, read_secret(folder / "secret"), 60)
+    joined = join(launch, read_secret(folder / "secret"), 60)
     seats = Seats(1, group.replicas, (0,) * group.replicas, (0,))
     seat = seats.seat(launch.rank)
     holders = tuple(seats.world_rank(0, data, 0) for data in range(group.replicas))
     routes = Routes(set(), (holders,))
-    network, _ = connected(seats, seat, routes, rendezvous, 60.0)
+    network, _ = connected(seats, seat, routes, joined, 60.0)
     elements = group.unit_bytes // 4 // group.replicas * group.replicas
     units = [torch.ones(elements) for _ in range(UNITS)]
 
     def repetition() -> float:
         done = threading.Event()
         computing = threading.Thread(target=_compute, args=(done,))
-        network.exchange(None, torch.zeros(1))
+        network.barrier()
         computing.start()
         began_s = time.perf_counter()
         for unit in units:
@@ -100,7 +100,7 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
         return took_s
 
     took_s = [repetition() for _ in range(REPEATS)][1:]
-    network.exchange(None, torch.zeros(1))
+    network.barrier()
     return took_s
 
 

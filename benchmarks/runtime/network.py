@@ -47,11 +47,12 @@ def rank(folder: Path, kind: str) -> Figures:
     from ratrain.runtime.rank.joining.networks import connected
     from ratrain.runtime.rank.joining.rendezvous import join
     from ratrain.runtime.seats import Seats
+    from ratrain.runtime.step.network.broadcast import summed
     from ratrain.runtime.step.network.links import Routes
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    rendezvous = join(launch, read_secret(folder / "secret"), 60)
+    joined = join(launch, read_secret(folder / "secret"), 60)
     seats = Seats(PIPELINE, DATA, (0,) * DATA, (0,))
     seat = seats.seat(launch.rank)
     groups = [
@@ -60,13 +61,12 @@ def rank(folder: Path, kind: str) -> Figures:
     ]
     holders, routes = groups[seat.pipeline], Routes({(0, 1)}, tuple(groups))
     if kind == "sockets":
-        network, _ = connected(seats, seat, routes, rendezvous, 60.0)
+        network, _ = connected(seats, seat, routes, joined, 60.0)
     else:
-        network = gloo_network(folder, seats, seat, routes, rendezvous, 60.0)
+        network = gloo_network(folder, seats, seat, routes, joined, 60.0)
 
     def message(tensor: torch.Tensor) -> None:
         if seat.pipeline == 0:
-            network.announce(Lane.SEND_F, 1)
             network.send(Lane.SEND_F, tensor, 1)
         else:
             network.await_sender(Lane.RECV_F, 0)
@@ -76,7 +76,7 @@ def rank(folder: Path, kind: str) -> Figures:
         network.reduce(tensor, tensor[: len(tensor) // DATA], holders)
 
     def control(tensor: torch.Tensor) -> None:
-        network.exchange(None, tensor)
+        network.combine(None, tensor, summed)
 
     figures: Figures = {}
     works: list[tuple[str, Callable[[torch.Tensor], None], tuple[int, ...]]] = [
@@ -90,13 +90,13 @@ def rank(folder: Path, kind: str) -> Figures:
             took_s: list[float] = []
             worked_s: list[float] = []
             for _ in range(REPEATS):
-                network.exchange(None, torch.zeros(1))
+                network.barrier()
                 began_s, worked = time.perf_counter(), time.process_time()
                 work(tensor)
                 took_s.append(time.perf_counter() - began_s)
                 worked_s.append(time.process_time() - worked)
             figures[f"{name} of {size:,} bytes"] = median(took_s), median(worked_s)
-    network.exchange(None, torch.zeros(1))
+    network.barrier()
     return figures
 
 

@@ -24,7 +24,7 @@ from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.joining.connections import connect_all
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous
+from ratrain.runtime.rank.joining.rendezvous import Joined
 from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.exchange.cells import cells_with, gathers_from, parts_of_group, peers_at
 from ratrain.runtime.step.exchange.collective import Swap as PlacesSwap
@@ -33,7 +33,7 @@ from ratrain.runtime.step.exchange.sums import PIECE_BYTES, PIECES_AHEAD, add_up
 from ratrain.runtime.step.exchange.tensor_peers import Swap, TensorPeers
 from ratrain.runtime.step.exchange.unlike_collective import gather_unlike_by
 from ratrain.runtime.step.exchange.unlike_views import UnlikeView, rounded_elements
-from ratrain.runtime.step.network.broadcast import By, broadcasts_of, combined, exchanged
+from ratrain.runtime.step.network.broadcast import By, broadcasts_of, combined
 from ratrain.runtime.step.network.links import Links, Routes, message_channel, word_needs
 from ratrain.runtime.step.network.network import Copy
 
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 
 def gloo_network(
-    folder: Path, seats: Seats, seat: Seat, routes: Routes, rendezvous: Rendezvous, timeout_s: float
+    folder: Path, seats: Seats, seat: Seat, routes: Routes, joined: Joined, timeout_s: float
 ) -> TorchNetwork:
     """A rank's network over gloo, whose ranks meet through a file in the folder."""
-    links = connect_all(rendezvous, word_needs(seats, seat, routes.hops), timeout_s)
-    if rendezvous.book[0][0].startswith("127."):
+    links = connect_all(joined, word_needs(seats, seat, routes.hops), timeout_s)
+    if joined.book[0][0].startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo",
-        store=FileStore(str(folder / "store"), rendezvous.world_size),
-        rank=rendezvous.rank,
-        world_size=rendezvous.world_size,
+        store=FileStore(str(folder / "store"), joined.world_size),
+        rank=joined.rank,
+        world_size=joined.world_size,
         timeout=timedelta(seconds=timeout_s),
     )
     hosts = (0,) * seats.world_size
@@ -124,10 +124,14 @@ class TorchNetwork:
         return self._tensor.get(lane)
 
     def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        for peer in peers_at(self._seats, self._seat, pipeline):
+            self._links[peer, message_channel(lane, self._seat.world_rank)].send(b"")
         wait_all(exchange_pairs(self._message[_channel(lane)], self._cells(tensor, pipeline), []))
 
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
         messages, seat = self._message[_channel(lane)], self._seat
+        for sender in peers_at(self._seats, seat, pipeline):
+            self._links[sender, message_channel(lane, sender)].receive(memoryview(b""))
         wait_all(exchange_pairs(messages, [], self._cells(tensor, pipeline)))
         if gathers_from(self._seats, seat, pipeline, divides_rows=self._divides_rows):
             parts = parts_of_group(tensor, seat.division.degree)
@@ -144,14 +148,8 @@ class TorchNetwork:
         )
         return [(cell.peer, tensor[cell.begin : cell.end]) for cell in cells]
 
-    def announce(self, lane: Lane, pipeline: int) -> None:
-        name = message_channel(lane, self._seat.world_rank)
-        for peer in peers_at(self._seats, self._seat, pipeline):
-            self._links[peer, name].send(b"")
-
     def await_sender(self, lane: Lane, pipeline: int) -> None:
-        for sender in peers_at(self._seats, self._seat, pipeline):
-            self._links[sender, message_channel(lane, sender)].receive(memoryview(b""))
+        """`receive` does it."""
 
     def reduce(
         self,
@@ -273,9 +271,6 @@ class TorchNetwork:
         assert self._copies is not None
         received = torch.empty_like(sent)
         return received, exchange(self._copies, [peer], [sent], [received])
-
-    def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
-        return exchanged(self._broadcasts[lane], values)
 
     def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
         return combined(self._broadcasts[lane], values, by)

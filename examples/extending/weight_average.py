@@ -3,10 +3,11 @@ from dataclasses import replace
 import average_family  # noqa: F401  # declares its states
 
 from ratrain.plan.price import declare_cost
-from ratrain.program.kind import Kind, Lane, Scope
+from ratrain.program.kind import Kind, Lane, Scope, Waiting, declare_lane
 from ratrain.program.rules import declare
 from ratrain.program.strategies import declare_pass
 
+AVERAGING = declare_lane("AVERAGING", Waiting.OFFLOAD, "away")
 averages = {}
 
 
@@ -23,19 +24,19 @@ def add(rank_ops, op, step):  # runs it: a hundredth of the way to the new weigh
     averages.setdefault(unit.name, new.clone()).lerp_(new, 0.01)
 
 
-def weight_average(program):  # one after each update, on the lane to host memory
+def weight_average(program):  # one after each update, on a lane of their own
     def after_updates(rank, lane, actions):
         updates = [a for a in program.lane(rank, Lane.UPDATE) if a.kind is Kind.UpdateShard]
-        return [*actions, *(a._replace(kind=Kind.AddToAverage) for a in updates)]
+        return [a._replace(kind=Kind.AddToAverage) for a in updates]
 
     setup = replace(program.setup, notes=(*program.setup.notes, "weight-average"))
-    return program.edit("weight-average", Lane.OFFLOAD, by=after_updates, setup=setup)
+    return program.edit("weight-average", AVERAGING, by=after_updates, setup=setup)
 
 
 declare_cost("host average", lambda unit, device: unit.optimizer_bytes / 3 / 10e9)
 declare(
     "AddToAverage",
-    Lane.OFFLOAD,
+    AVERAGING,
     Scope.UNIT,
     uses,
     cost="host average",

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ratrain.errors import PluginError, ProgramError, RatrainError, SpecError
 
@@ -104,6 +104,12 @@ def load_extensions() -> None:
                 place=EXTENSIONS,
                 fix="install it, or put its folder on PYTHONPATH",
             ) from missing
+
+
+def named(word: str) -> Any:
+    """What a declaration names by "module:name"."""
+    module, _, name = word.partition(":")
+    return getattr(import_module(module), name)
 
 
 def load_plugins() -> None:

@@ -8,7 +8,8 @@ else is read.
 MAC = HMAC-SHA256(secret, side | both nonces | words). The secret itself is never sent, both nonces
 are drawn for this connection alone, so nothing recorded from another one is of use, and the server
 reads the client's words only when their MAC is right. What follows is not protected by this: it
-travels as the connection carries it.
+travels as the connection carries it. Each `Protocol` has a magic and versions of its own: ranks of
+a run, and engines of the transport.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from ratrain.errors import HandshakeFailed
 
@@ -30,6 +32,8 @@ MAC_BYTES = 32
 BANNER_BYTES = HEAD_BYTES + NONCE_BYTES
 MAX_WORDS = 16384
 MOST_CALLERS = 64
+MOST_TOLD = 20
+"""Reasons of refusals, told once each: strangers must not fill a log."""
 
 
 class WordsTooLong(HandshakeFailed):
@@ -40,59 +44,80 @@ class WordsTooLong(HandshakeFailed):
         self.size = size
 
 
-def show_banner(sock: socket.socket, head: bytes, deadline_s: float) -> bytes:
-    """The server's first message: who speaks (`head`, 8 bytes). Returns its nonce."""
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    send(sock, head + nonce, deadline_s)
-    return nonce
+class OtherSpeaker(HandshakeFailed):
+    """Something else answers there; its `magic`."""
+
+    def __init__(self, magic: bytes, speaker: str) -> None:
+        super().__init__(f"the process that answers there is not {speaker}")
+        self.magic = magic
 
 
-def read_banner(sock: socket.socket, deadline_s: float) -> tuple[bytes, bytes]:
-    """What the server says first: its head, and its nonce."""
-    banner = read(sock, BANNER_BYTES, deadline_s)
-    return banner[:HEAD_BYTES], banner[HEAD_BYTES:]
+@dataclass(frozen=True)
+class Protocol:
+    """Who speaks, in 6 bytes and, as `speaker`, for people; and in which version."""
 
+    magic: bytes
+    version: int
+    speaker: str
 
-def greet(
-    sock: socket.socket, secret: bytes, nonce: bytes, message: bytes, deadline_s: float
-) -> bytes:
-    """The client's half, after the server's banner: sends `message`, returns the server's."""
-    nonces = nonce + secrets.token_bytes(NONCE_BYTES)
-    mac = _mac(secret, b"client", nonces, message)
-    length = len(message).to_bytes(2, "big")
-    send(sock, length + message + nonces[NONCE_BYTES:] + mac, deadline_s)
-    try:
-        answer = _read_message(sock, deadline_s)
-        mac = read(sock, MAC_BYTES, deadline_s)
-    except ConnectionError as error:
-        raise HandshakeFailed(
-            "the peer refused our hello",
-            fix="give both sides the same secret and version; under TLS, check what sits "
-            "between them",
-        ) from error
-    if not hmac.compare_digest(mac, _mac(secret, b"server", nonces, answer)):
-        raise HandshakeFailed("the peer does not hold our secret", fix="give both the same secret")
-    return answer
+    @property
+    def head(self) -> bytes:
+        return self.magic + self.version.to_bytes(2, "big")
 
+    def require(self, head: bytes) -> None:
+        """Refuses a server of another protocol, or of another version of this one."""
+        magic, theirs = head[:-2], int.from_bytes(head[-2:], "big")
+        if magic != self.magic:
+            raise OtherSpeaker(magic, self.speaker)
+        if theirs != self.version:
+            raise HandshakeFailed(
+                f"protocol version {self.version} here, {theirs} there",
+                fix="run the same version of ratrain on both sides",
+            )
 
-def welcome(
-    sock: socket.socket,
-    secret: bytes,
-    nonce: bytes,
-    answer: Callable[[bytes], bytes],
-    deadline_s: float,
-) -> bytes:
-    """The server's half, behind its banner: returns the client's message. `answer` makes the
-    server's own from it; a `HandshakeFailed` from it refuses the client."""
-    message = _read_message(sock, deadline_s)
-    tail = read(sock, NONCE_BYTES + MAC_BYTES, deadline_s)
-    nonces = nonce + tail[:NONCE_BYTES]
-    if not hmac.compare_digest(tail[NONCE_BYTES:], _mac(secret, b"client", nonces, message)):
-        raise HandshakeFailed("a client without our secret was refused")
-    answered = answer(message)
-    mac = _mac(secret, b"server", nonces, answered)
-    send(sock, len(answered).to_bytes(2, "big") + answered + mac, deadline_s)
-    return message
+    def greet(self, sock: socket.socket, secret: bytes, message: bytes, deadline_s: float) -> bytes:
+        """The client's half: sends `message`, returns the server's."""
+        banner = read(sock, BANNER_BYTES, deadline_s)
+        self.require(banner[:HEAD_BYTES])
+        nonces = banner[HEAD_BYTES:] + secrets.token_bytes(NONCE_BYTES)
+        mac = _mac(secret, b"client", nonces, message)
+        length = len(message).to_bytes(2, "big")
+        send(sock, length + message + nonces[NONCE_BYTES:] + mac, deadline_s)
+        try:
+            answer = _read_message(sock, deadline_s)
+            mac = read(sock, MAC_BYTES, deadline_s)
+        except ConnectionError as error:
+            raise HandshakeFailed(
+                "the peer refused our hello",
+                fix="give both sides the same secret and version; under TLS, check what sits "
+                "between them",
+            ) from error
+        if not hmac.compare_digest(mac, _mac(secret, b"server", nonces, answer)):
+            raise HandshakeFailed(
+                "the peer does not hold our secret", fix="give both the same secret"
+            )
+        return answer
+
+    def welcome(
+        self,
+        sock: socket.socket,
+        secret: bytes,
+        answer: Callable[[bytes], bytes],
+        deadline_s: float,
+    ) -> bytes:
+        """The server's half: returns the client's message. `answer` makes the server's own from it;
+        a `HandshakeFailed` from it refuses the client."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        send(sock, self.head + nonce, deadline_s)
+        message = _read_message(sock, deadline_s)
+        tail = read(sock, NONCE_BYTES + MAC_BYTES, deadline_s)
+        nonces = nonce + tail[:NONCE_BYTES]
+        if not hmac.compare_digest(tail[NONCE_BYTES:], _mac(secret, b"client", nonces, message)):
+            raise HandshakeFailed("a client without our secret was refused")
+        answered = answer(message)
+        mac = _mac(secret, b"server", nonces, answered)
+        send(sock, len(answered).to_bytes(2, "big") + answered + mac, deadline_s)
+        return message
 
 
 class Callers:
@@ -104,6 +129,7 @@ class Callers:
     def __init__(self, most: int = MOST_CALLERS) -> None:
         self._most = most
         self._addresses: dict[socket.socket, str] = {}  # in the order in which they came
+        self._told: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._addresses)
@@ -120,6 +146,12 @@ class Callers:
     def remove(self, caller: socket.socket) -> None:
         """It is heard no longer, or has proved what it must."""
         self._addresses.pop(caller, None)
+
+    def is_news(self, reason: str) -> bool:
+        """Whether a refusal is to be told: for a reason that was not, while they are few."""
+        news = reason not in self._told and len(self._told) < MOST_TOLD
+        self._told |= {reason} if news else set()
+        return news
 
     def hang_up(self) -> None:
         """Cuts all of them off."""

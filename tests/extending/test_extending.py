@@ -35,7 +35,7 @@ from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.placement import place
 from ratrain.plan.search.misfit import planned
 from ratrain.plugins import EXTENSIONS
-from ratrain.program.kind import Kind, Lane, kind_names
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.settled import proof_of
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text import read_any, read_text, write_text
@@ -173,7 +173,8 @@ def test_a_kind_of_op_and_a_family_of_states_go_everywhere(page: Path) -> None:
         for key, actions in program.lanes.items()
     }
     assert verify(replace(program, lanes=early)).sound  # an average is nobody else's need
-    twice = {**program.lanes, (0, Lane.OFFLOAD): (*program.lane(0, Lane.OFFLOAD),) * 2}
+    own = Lane.named("AVERAGING")
+    twice = {**program.lanes, (0, own): program.lane(0, own) * 2}
     findings = verify(replace(program, lanes=twice)).findings
     assert Rule.WRITTEN_TWICE in {finding.rule for finding in findings}
     assert last_update.kind is Kind.UpdateShard
@@ -274,13 +275,13 @@ def test_a_name_is_declared_once() -> None:
 
 
 def test_what_was_declared_is_forgotten(tmp_path: Path) -> None:
-    before = list(SKELETONS), kind_names()
+    before = list(SKELETONS), list(Kind)
     with declared_inside(write_files(tmp_path)):
         for name in MODULES:
             import_module(name)
         assert "waves" in SKELETONS
-        assert "AddToAverage" in kind_names()
-    assert (list(SKELETONS), kind_names()) == before
+        assert Kind.has("AddToAverage")
+    assert (list(SKELETONS), list(Kind)) == before
     assert "waves" not in sys.modules
 
 

@@ -74,6 +74,31 @@ def test_ranks_train_with_a_plugins_schedule_on_its_cluster(
     assert missing.status == 0, missing.err  # a run is read without the package
 
 
+TELLING = """from dataclasses import replace
+from ratrain.describe.backends import BACKENDS, declare_backend
+declare_backend(replace(BACKENDS["torch"], name="telling", ops="telling_ops:Telling"))
+"""
+TELLING_OPS = """from ratrain.runtime.step.ops import RankOps
+class Telling(RankOps):
+    def update_shard(self, op, step):
+        super().update_shard(op, step)
+        print("done:", op.word, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_execute_a_plugins_backend_with_the_class_that_it_names(tmp_path: Path) -> None:
+    site = write_plugin(tmp_path / "site", "ratrain-telling", TELLING)
+    (site / "telling_ops.py").write_text(TELLING_OPS)
+    path = write_job(tmp_path, steps=2)
+    text = path.read_text().replace('dtype = "fp32"', 'backend = "telling"\ndtype = "fp32"')
+    path.write_text(text)
+    trained = ratrain(site, "train", path, "--run", "run", "--no-calibrate", folder=tmp_path)
+    assert trained.status == 0, trained.err
+    logs = [log.read_text() for log in (tmp_path / "run").rglob("*.log")]
+    assert logs and all("done: " in log for log in logs)
+
+
 def test_an_uninstalled_schedule_is_an_unknown_name(tmp_path: Path) -> None:
     ran = ratrain(tmp_path, "simulate", SMALL, "--schedule", "eager")
     assert ran.status == 2 and "unknown strategy 'eager'" in ran.err

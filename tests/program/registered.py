@@ -17,8 +17,7 @@ from ratrain.plan.price.trial import proof
 from ratrain.plan.search.moves import MOVES
 from ratrain.plugins import Registry
 from ratrain.program.families import FAMILIES
-from ratrain.program.kind import kinds
-from ratrain.program.rules import withdraw
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import FURTHER_PASSES
 
@@ -40,13 +39,15 @@ def declared_inside(folder: Path | None = None) -> Generator[None]:
     """Whatever is declared inside is gone afterwards, and so are the modules of the folder, which
     can be imported inside."""
     before = [dict(table) for table in TABLES]
-    declared = len(list(kinds()))
+    declared, lanes = len(Kind), len(Lane)
     sys.path[:0] = [str(folder)] if folder else []
     try:
         yield
     finally:
-        for kind in reversed(list(kinds())[declared:]):
-            withdraw(kind)
+        for kind in reversed(list(Kind)[declared:]):
+            kind.forget()
+        for lane in reversed(list(Lane)[lanes:]):
+            lane.forget()
         for table, names in zip(TABLES, before, strict=True):
             for name in set(table) - set(names):
                 del table[name]

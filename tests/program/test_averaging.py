@@ -15,7 +15,7 @@ from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
 from ratrain.program.kind import Cost, Kind, Lane, Partners, Scope
 from ratrain.program.program import Program
-from ratrain.program.rules import RULES, declare, withdraw
+from ratrain.program.rules import declare
 from ratrain.program.setup import Accumulation, Averages, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
@@ -261,7 +261,7 @@ def test_a_reduction_that_no_rank_makes_is_named_as_such() -> None:
 
 def test_a_kind_of_one_s_own_that_averages_weights_is_counted() -> None:
     own = declare(
-        "MyAverage", Lane.AVERAGE, Scope.UNIT, RULES[Kind.AverageW], partners=Partners.HOLDERS,
+        "MyAverage", Lane.AVERAGE, Scope.UNIT, Kind.AverageW.uses, partners=Partners.HOLDERS,
         cost=Cost.AVERAGE, renews=("optimizer", "view"), synchronises=("optimizer", "view"),
     )  # fmt: skip
     try:
@@ -278,4 +278,4 @@ def test_a_kind_of_one_s_own_that_averages_weights_is_counted() -> None:
         found = verify(replace(program, lanes=lanes)).findings
         assert Rule.INCOMPLETE_SYNC in {finding.rule for finding in found}
     finally:
-        withdraw(own)
+        own.forget()

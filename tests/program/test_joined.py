@@ -14,7 +14,7 @@ from made import LAYER, layers_of
 from ratrain.errors import ProgramError
 from ratrain.program import repeating
 from ratrain.program.binding import WRITE
-from ratrain.program.kind import Kind, Lane, kinds
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.pipelining.csv import write_csv
 from ratrain.program.program import Program
 from ratrain.program.repeating import shortest
@@ -260,7 +260,7 @@ def test_a_stage_with_a_fixed_time_per_op_gains_by_joining() -> None:
         program = of_sizes(*joined)
         table = program.table
         zero = np.zeros(len(table.states.units.rank))
-        work = {kind: fixed_work(zero) for kind in kinds()}
+        work = {kind: fixed_work(zero) for kind in Kind}
         work |= {kind: fixed_work(zero + 1) for kind in (Kind.F, Kind.B)}
         return simulate(program, Costs(work, np.ones(1))).step_time_s
 

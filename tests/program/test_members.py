@@ -16,7 +16,7 @@ from made import LAYER, layers_of, replica
 
 from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
-from ratrain.program.kind import Kind, Lane, kinds
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Recovery, Replica, Stage
 from ratrain.program.setup import Accumulation, Averages, Setup
@@ -92,7 +92,7 @@ def programs(draw: st.DrawFn) -> Program:
 def costs(program: Program) -> Costs:
     """A second for everything."""
     units = len(program.table.states.units.rank)
-    return Costs({kind: fixed_work(np.ones(units)) for kind in kinds()}, np.zeros(0))
+    return Costs({kind: fixed_work(np.ones(units)) for kind in Kind}, np.zeros(0))
 
 
 def is_sound(program: Program) -> None:

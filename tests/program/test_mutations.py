@@ -16,7 +16,7 @@ from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
 from ratrain.program.binding import FREE, READ, WRITE, Uses
 from ratrain.program.edges import LANE_EDGE
-from ratrain.program.kind import Kind, Lane, kinds
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.table import Table
 from ratrain.program.verify import Rule, Verdict, verify
@@ -299,7 +299,7 @@ def test_any_two_swapped_ops_either_run_or_are_named(case: Case, data: st.DataOb
 def test_an_op_that_stands_there_twice_is_found(case: Case, data: st.DataObject) -> None:
     program = case.program
     rank, lane, place = data.draw(
-        st.sampled_from(ops_of(program, *(kind for kind in kinds() if not kind.is_barrier)))
+        st.sampled_from(ops_of(program, *(kind for kind in Kind if not kind.is_barrier)))
     )
     action = program.lanes[rank, lane][place]
     to = data.draw(st.integers(0, len(program.lanes[rank, lane])))
@@ -310,7 +310,7 @@ def test_an_op_that_stands_there_twice_is_found(case: Case, data: st.DataObject)
 @given(cases(), st.data())
 def test_an_op_on_the_wrong_lane_or_rank_is_refused(case: Case, data: st.DataObject) -> None:
     program = case.program
-    rank, lane, place = data.draw(st.sampled_from(ops_of(program, *kinds())))
+    rank, lane, place = data.draw(st.sampled_from(ops_of(program, *Kind)))
     action = program.lanes[rank, lane][place]
     other = data.draw(st.sampled_from([n for n in Lane if n is not lane]))
     lanes = {**program.lanes, (rank, other): (*program.lane(rank, other), action)}

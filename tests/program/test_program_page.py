@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ratrain.program.kind import kind_names
+from ratrain.program.kind import Kind
 from ratrain.program.verify import Rule
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -33,5 +33,5 @@ def test_the_worked_example_prints_what_the_page_shows() -> None:
 def test_the_page_lists_every_kind_and_every_finding() -> None:
     words = set(re.findall(r"`(\w+)`", PAGE.read_text()))
     opening = set(re.findall(r"`(\w) ?\w*`", PAGE.read_text()))
-    assert not set(kind_names()) - words - opening
+    assert not {kind.name for kind in Kind} - words - opening
     assert not {str(rule) for rule in Rule} - words

@@ -27,7 +27,7 @@ from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import Launch, launch_of
 from ratrain.runtime.failures import status_of
 from ratrain.runtime.rank.live import NOTHING, Kept, KeptUnit, LiveStates, live_states
-from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Meeting, Order
+from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order, Rendezvous
 from ratrain.runtime.rank.rank_run import Episodes
 from ratrain.runtime.run import remote
 from ratrain.runtime.run.host_ranks import Following, HostEpisode, worst_status
@@ -142,9 +142,9 @@ class SimRun:
 
     def commands(self) -> list[HostCommand]:
         hosts, self.starts = self.program.hosts, self.starts + 1
-        meeting = Meeting(len(hosts), hosts[0], 29500, str(self.starts))
+        rendezvous = Rendezvous(len(hosts), hosts[0], 29500, str(self.starts))
         return [
-            HostCommand(name, name, ("launch",), HostEpisode((rank,), meeting))
+            HostCommand(name, name, ("launch",), HostEpisode((rank,), rendezvous))
             for rank, name in enumerate(hosts)
         ]
 
@@ -289,7 +289,7 @@ class SimLine:
         ) -> SimProcess:
             return SimProcess(run, self._host, variables, hear)
 
-        environment = base_environment(episode.meeting)
+        environment = base_environment(episode.rendezvous)
         environment["LOCAL_WORLD_SIZE"] = str(len(episode.ranks))
         processes = RankProcesses(
             RunFolder(Path("/nowhere")), episode.ranks, environment, None,

@@ -18,7 +18,7 @@ import torch
 
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.joining.networks import connected
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join
+from ratrain.runtime.rank.joining.rendezvous import Joined, join
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.network.links import Routes
 from ratrain.runtime.step.network.network import Network
@@ -94,7 +94,7 @@ class Crew:
         return [result for _, result in answers]
 
 
-_rendezvous: Rendezvous | None = None
+_joined: Joined | None = None
 """In a member, while it works: the ranks that were asked."""
 _closing = ExitStack()
 """In a member: what its work has opened."""
@@ -111,15 +111,15 @@ def network_among(
 ) -> Network:
     """A member's network among those that were asked; "staged": as of a device with memory of its
     own."""
-    network, _ = connected(seats, seat, routes, rendezvous(), timeout_s, hosts)
+    network, _ = connected(seats, seat, routes, joined(), timeout_s, hosts)
     _closing.callback(network.close)
     return StagedNetwork(network, Staging(pinned=False)) if kind == "staged" else network
 
 
-def rendezvous() -> Rendezvous:
+def joined() -> Joined:
     """A member's, of those that were asked."""
-    assert _rendezvous is not None
-    return _rendezvous
+    assert _joined is not None
+    return _joined
 
 
 def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:
@@ -135,7 +135,7 @@ def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:
 def _member(
     rank: int, listener: socket.socket | None, port: int, secret: bytes, end: Connection
 ) -> None:
-    global _rendezvous
+    global _joined
     torch.set_num_threads(1)
     while True:
         world_size, work, given = end.recv()
@@ -143,10 +143,10 @@ def _member(
         try:
             launch = Launch(rank, world_size, "127.0.0.1", port, handle)
             with _closing:  # where this rank fails, the others do not wait for it
-                _rendezvous = join(launch, secret, PATIENCE_S)
-                _closing.callback(_rendezvous.broadcast.close)
+                _joined = join(launch, secret, PATIENCE_S)
+                _closing.callback(_joined.broadcast.close)
                 result = work(rank, world_size, *given)
-                _rendezvous.everybody("")  # no rank leaves while another still communicates
+                _joined.everybody("")  # no rank leaves while another still communicates
             end.send(("", result))
         except BaseException:
             end.send((traceback.format_exc(), None))

@@ -22,7 +22,7 @@ from typing import Any
 from ratrain import proof
 from ratrain.errors import TransportError
 from ratrain.proof import derived
-from ratrain.runtime.rank.joining.handshake import call
+from ratrain.runtime.rank.joining.handshake import RANKS
 
 Port = tuple[int, str, int]
 """Process, address, port."""
@@ -80,7 +80,7 @@ def attacks(bomb: bytes, secret: bytes) -> dict[str, Callable[[socket.socket], N
     def proves(key: bytes, words: bytes, then: bytes = b"") -> Callable[[socket.socket], None]:
         def attack(sock: socket.socket) -> None:
             with suppress(TransportError):
-                call(sock, key, words, time.monotonic() + ANSWER_S)
+                RANKS.greet(sock, key, words, time.monotonic() + ANSWER_S)
                 sock.sendall(then)
                 sock.settimeout(0.5)
                 sock.recv(1)
@@ -91,7 +91,7 @@ def attacks(bomb: bytes, secret: bytes) -> dict[str, Callable[[socket.socket], N
         """What was said in one session, said again in another, to another nonce."""
         recorder = _Recorder(sock)
         with suppress(TransportError):
-            call(recorder, rendezvous, honest, time.monotonic() + ANSWER_S)  # type: ignore[arg-type]
+            RANKS.greet(recorder, rendezvous, honest, time.monotonic() + ANSWER_S)  # type: ignore[arg-type]
         with socket.create_connection(sock.getpeername()[:2], timeout=3) as again:
             proof.read(again, proof.BANNER_BYTES, time.monotonic() + ANSWER_S)
             again.sendall(b"".join(recorder.said))

@@ -122,10 +122,14 @@ def test_a_gather_gives_every_replica_all_parts(crew: Crew, world: int, kind: st
 # ---- words to everybody ---------------------------------------------------------------------
 
 
-def exchanged(rank: int, world: int, kind: str) -> list[list[float]]:
+def by_everybody(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.cat(rows)] * len(rows)
+
+
+def combined(rank: int, world: int, kind: str) -> list[list[float]]:
     network = network_of(rank, 1, world, kind)
     return [
-        [float(x) for row in network.exchange(lane, torch.tensor([rank, 0.5])) for x in row]
+        network.combine(lane, torch.tensor([rank, 0.5]), by_everybody).tolist()
         for lane in (None, Lane.UPDATE, Lane.DISK)
     ]
 
@@ -139,9 +143,9 @@ def exchanged_bytes(rank: int, world: int, kind: str) -> list[list[bytes]]:
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
-def test_an_exchange_gives_every_rank_all_values_by_rank(crew: Crew, world: int, kind: str) -> None:
+def test_every_rank_gets_what_rank_0_makes_of_all_values(crew: Crew, world: int, kind: str) -> None:
     expected = [x for rank in range(world) for x in (float(rank), 0.5)]
-    assert crew.ask(world, exchanged, kind) == [[expected] * 3] * world
+    assert crew.ask(world, combined, kind) == [[expected] * 3] * world
 
 
 @pytest.mark.matrix
@@ -174,7 +178,6 @@ def passed_on(rank: int, world: int, kind: str) -> list[float]:
                 network.receive(Lane.RECV_F, arrived, rank - 1)
                 times["forward"].append(float(arrived[-1]))
             if rank + 1 < world:
-                network.announce(Lane.SEND_F, rank + 1)
                 network.send(Lane.SEND_F, torch.full((1000,), float(number)), rank + 1)
 
     def back() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.runtime.rank.orders import Meeting
+from ratrain.runtime.rank.orders import Rendezvous
 from ratrain.runtime.run import remote
 from ratrain.runtime.run.host_ranks import HostEpisode
 from ratrain.runtime.run.remote import LOST, HostCommand, Hosts, Shell
@@ -23,7 +23,7 @@ def hosts(folder: Path, told: list[str]) -> Hosts:
     rsh = folder / "rsh.sh"
     rsh.write_text(RSH)
     rsh.chmod(0o755)
-    episode = HostEpisode((0,), Meeting(1, "oak", 29500))
+    episode = HostEpisode((0,), Rendezvous(1, "oak", 29500))
     command = HostCommand("oak", "oak", ("begins",), episode)
     return Hosts([command], lambda c, hear: Shell(c, hear, [str(rsh), "oak"]), told.append)
 

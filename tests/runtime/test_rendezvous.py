@@ -20,9 +20,9 @@ from ratrain.proof import derived
 from ratrain.runtime.environment import Launch, launch_of
 from ratrain.runtime.rank.joining import rendezvous
 from ratrain.runtime.rank.joining.connections import connect_all
-from ratrain.runtime.rank.joining.handshake import call
+from ratrain.runtime.rank.joining.handshake import RANKS
 from ratrain.runtime.rank.joining.near_sockets import listen_near
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join
+from ratrain.runtime.rank.joining.rendezvous import Joined, join
 from ratrain.runtime.seats import Seats
 from ratrain.runtime.step.network.links import Links, all_needs
 
@@ -50,9 +50,9 @@ class Place:
         ranks: list[int],
         patience_s: float = 20,
         before: Callable[[int], None] = lambda _: None,
-    ) -> dict[int, Rendezvous | RatrainError]:
+    ) -> dict[int, Joined | RatrainError]:
         """What each rank has after they met, or its error."""
-        results: dict[int, Rendezvous | RatrainError] = {}
+        results: dict[int, Joined | RatrainError] = {}
 
         def come(rank: int) -> None:
             before(rank)
@@ -75,14 +75,14 @@ def place() -> Generator[Place]:
         yield Place(listener)
 
 
-def assert_met(results: dict[int, Rendezvous | RatrainError], world_size: int = 3) -> bytes:
+def assert_met(results: dict[int, Joined | RatrainError], world_size: int = 3) -> bytes:
     """The key that all of them have."""
-    met = [member for member in results.values() if isinstance(member, Rendezvous)]
+    met = [member for member in results.values() if isinstance(member, Joined)]
     assert len(met) == world_size, results
     assert len({member.key for member in met}) == 1 and len({member.book for member in met}) == 1
     words: dict[int, list[str]] = {}
 
-    def speak(member: Rendezvous) -> None:
+    def speak(member: Joined) -> None:
         words[member.rank] = member.everybody(f"I am {member.rank}")
 
     threads = [threading.Thread(target=speak, args=(member,)) for member in met]
@@ -127,7 +127,7 @@ def test_ranks_of_one_machine_connect_without_the_network_unless_their_names_are
 
     def connect(rank: int) -> None:
         member = met[rank]
-        assert isinstance(member, Rendezvous)
+        assert isinstance(member, Joined)
         links[rank] = connect_all(member, [(1 - rank, "data"), (1 - rank, "words")], 20.0)
 
     threads = [threading.Thread(target=connect, args=(rank,)) for rank in met]
@@ -168,7 +168,7 @@ def test_a_rank_of_an_earlier_start_does_not_take_the_place_of_a_new_one(
     def late(rank: int) -> None:
         time.sleep(0.6 * (rank == 1))
 
-    met: dict[int, Rendezvous | RatrainError] = {}
+    met: dict[int, Joined | RatrainError] = {}
     came = threading.Thread(target=lambda: met.update(place.join([0, 1, 2], before=late)))
     came.start()
     with pytest.raises(RunFailed):
@@ -184,7 +184,7 @@ def test_new_ranks_do_not_come_to_a_rank_0_of_an_earlier_start(
     monkeypatch.setattr(rendezvous, "REACH_S", 0.6)
     place.world_size = 2
     new = replace(place.launch(1), start="second")
-    results: dict[int, Rendezvous | RatrainError] = {}
+    results: dict[int, Joined | RatrainError] = {}
     old = threading.Thread(target=lambda: results.update(place.join([0], 1.2)))
     old.start()
     with pytest.raises(RunFailed, match="the peer refused our hello"):
@@ -197,7 +197,7 @@ def test_rank_0_of_a_launcher_waits_for_a_port_that_an_earlier_start_has() -> No
     before = socket.create_server(("127.0.0.1", 0))
     address, port = before.getsockname()
     launches = [Launch(rank, 2, address, port, ranks_here=2, start="second") for rank in (0, 1)]
-    met: dict[int, Rendezvous | RatrainError] = {}
+    met: dict[int, Joined | RatrainError] = {}
 
     def come(launch: Launch) -> None:
         met[launch.rank] = join(launch, SECRET, 20)
@@ -256,7 +256,7 @@ KEY = derived(SECRET, b"ratrain rendezvous")
 
 
 def greet(sock: socket.socket, key: bytes, **words: object) -> bytes:
-    return call(sock, key, json.dumps(words).encode(), time.monotonic() + 5)
+    return RANKS.greet(sock, key, json.dumps(words).encode(), time.monotonic() + 5)
 
 
 def wrong_secret(sock: socket.socket) -> None:
@@ -289,7 +289,7 @@ def speaks_too_early(sock: socket.socket) -> None:
     sock.sendall(b"RAT\0" + bytes([127] + [255] * 7) + b"x" * 1000)
 
 
-def crosses_the_meeting(sock: socket.socket) -> None:
+def crosses_the_rendezvous(sock: socket.socket) -> None:
     """Holds the secret and is the last to come: it has all that rank 0 waits for, but no answer."""
     time.sleep(0.3)
     speaks_too_early(sock)
@@ -306,7 +306,7 @@ STRANGERS = [
     another_run,
     no_rank,
     speaks_too_early,
-    crosses_the_meeting,
+    crosses_the_rendezvous,
     goes_again,
 ]
 
@@ -316,7 +316,7 @@ def test_ranks_meet_whatever_a_stranger_says_before_them(
     stranger: Callable[[socket.socket], None], place: Place
 ) -> None:
     def before(rank: int) -> None:
-        if rank == 1 or (rank and stranger is not crosses_the_meeting):
+        if rank == 1 or (rank and stranger is not crosses_the_rendezvous):
             disturbed.wait(10)
 
     def disturb() -> None:
@@ -374,7 +374,7 @@ def recorded(server: tuple[str, int]) -> Generator[tuple[tuple[str, int], list[b
 def test_what_a_rank_said_once_opens_nothing_a_second_time(place: Place) -> None:
     place.world_size = 2
     with recorded(place.address) as (relay, recorded_bytes):
-        results: list[Rendezvous] = []
+        results: list[Joined] = []
         through = replace(place.launch(1), address=relay[0], port=relay[1])
         other = threading.Thread(target=lambda: results.append(join(through, SECRET, 20)))
         other.start()
@@ -430,7 +430,7 @@ def test_every_pair_of_ranks_gets_the_connections_it_needs_and_then_nobody_liste
     met = place.join(list(range(seats.world_size)))
     heard: dict[int, dict[tuple[int, str], str]] = {}
 
-    def link(member: Rendezvous) -> None:
+    def link(member: Joined) -> None:
         needs = all_needs(seats, seats.seat(member.rank), grid_routes(seats, tied=True))
         assert len(needs) == len(set(needs))
         links = connect_all(member, needs, 20)
@@ -441,7 +441,7 @@ def test_every_pair_of_ranks_gets_the_connections_it_needs_and_then_nobody_liste
         }
         member.broadcast.close()
 
-    met_all = [member for member in met.values() if isinstance(member, Rendezvous)]
+    met_all = [member for member in met.values() if isinstance(member, Joined)]
     threads = [threading.Thread(target=link, args=(member,)) for member in met_all]
     for thread in threads:
         thread.start()
@@ -468,7 +468,7 @@ def test_a_crowd_at_a_rank_s_listener_delays_its_connections_and_stops_none(
     ended = threading.Event()
 
     first = met[0]
-    assert isinstance(first, Rendezvous)
+    assert isinstance(first, Joined)
     address = first.book[0]
 
     def crowd() -> None:
@@ -484,7 +484,7 @@ def test_a_crowd_at_a_rank_s_listener_delays_its_connections_and_stops_none(
     links: list[object] = []
 
     def link(member: object) -> None:
-        assert isinstance(member, Rendezvous)
+        assert isinstance(member, Joined)
         needs = all_needs(seats, seats.seat(member.rank), grid_routes(seats, tied=True))
         links.append(connect_all(member, needs, 20))
 

@@ -177,3 +177,9 @@ def test_an_empty_step_ends_where_what_nobody_sends_would_fill_the_budget(tmp_pa
 def test_a_rank_that_computes_nothing_has_nothing_between_its_ops(two_ranks: Program) -> None:
     idle = replace(schedule_of(two_ranks, 0), ops=())
     assert between_ops_s(idle, [], 60.0, CPU) == 0.0
+
+
+def test_a_run_has_a_time_for_every_kind_of_op(two_ranks: Program) -> None:
+    names = [[unit.unit.name for unit in schedule_of(two_ranks, rank).units] for rank in range(2)]
+    calibrations = [told(rank, names[rank]) for rank in range(2)]
+    assert set(costs_of_run(two_ranks, calibrations, ElementBytes((4,), 4, 4)).work) == set(Kind)

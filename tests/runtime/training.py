@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from crew import Crew, network_among, rendezvous
+from crew import Crew, joined, network_among
 from runs_made import Setting, beginning, write_job, write_plan
 from torch import Tensor
 
@@ -338,14 +338,14 @@ def _survived_begin(
     job: JobSpec, program: Program, spec: RunSpec, rank: int, timeout_s: float
 ) -> tuple[Begin, LiveReader]:
     """Where a run begins that has the states of the members' last one, and what reads them."""
-    meeting = rendezvous()
-    told = told_by_all(meeting.everybody(_kept.words(None)))
+    met = joined()
+    told = told_by_all(met.everybody(_kept.words(None)))
     live = live_states(job.model.spec, program.setup, spec.seats, told)
     assert live is not None, "the members do not hold enough"
     listener = listen("127.0.0.1")
-    ports = meeting.everybody(str(listener.getsockname()[1]))
+    ports = met.everybody(str(listener.getsockname()[1]))
     book = tuple(("127.0.0.1", int(port)) for port in ports)
-    apart = replace(meeting, listener=listener, book=book)
+    apart = replace(met, listener=listener, book=book)
     reader = LiveReader(live, rank, _kept, connect_all(apart, live.needs(rank), timeout_s))
     return survived(job, spec, spec.seats.seat(rank).division, live, reader), reader
 
@@ -406,7 +406,7 @@ def _begin(job: JobSpec, division: Division, checkpoint: Path | None) -> Begin:
 def _parts(states: RankStates, unit: UnitState) -> list[tuple[int, Buffers]]:
     """Where each of a rank's parts begins, and the part, without what only fills the buffer up."""
     parts: list[tuple[int, Buffers]] = []
-    with states.away.present(unit.local.index):
+    with states.away["optimizer"].present(unit.local.index):
         for part, share in product(unit.parts, unit.shares):
             end = min(share.stop, unit.unit.layout.size)
             if part.begin <= share.start < min(end, part.end):

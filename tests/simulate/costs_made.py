@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ratrain.program.kind import Kind, kinds
+from ratrain.program.kind import Kind
 from ratrain.program.table import Table
 from ratrain.simulate.costs import NO_LINK, Costs, Work, fixed_work
 
@@ -23,7 +23,7 @@ def random_costs(table: Table, seed: int, *, links: int = 3, interrupts: bool = 
         return rng.exponential(1.0, units) * (rng.random(units) < chance)
 
     work: dict[Kind, Work] = {}
-    for kind in kinds():
+    for kind in Kind:
         if kind.is_barrier or kind in RECEIVES:
             work[kind] = fixed_work(np.zeros(units))
         elif kind in _COMPUTE:
@@ -44,7 +44,7 @@ def plain_costs(table: Table, times_s: dict[Kind, float]) -> Costs:
     """The same time for every unit; kinds that are not named take none."""
     units = len(table.states.units.rank)
     return Costs(
-        {kind: fixed_work(np.full(units, times_s.get(kind, 0.0))) for kind in kinds()}, np.zeros(0)
+        {kind: fixed_work(np.full(units, times_s.get(kind, 0.0))) for kind in Kind}, np.zeros(0)
     )
 
 

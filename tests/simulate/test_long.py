@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made import Case, cases, replica
 
 from ratrain.program import repeating
-from ratrain.program.kind import Kind, kinds
+from ratrain.program.kind import Kind
 from ratrain.program.repeating import Repeating, with_micro_batches
 from ratrain.program.settled import Proved, proved
 from ratrain.program.setup import Setup
@@ -63,7 +63,7 @@ def test_any_program_of_random_times_is_extrapolated_to_the_times_of_the_whole_o
     program = proved_long(case.strategy, setup, case.choices)
     assume(isinstance(program.program, Repeating))
     rng = np.random.default_rng(seed)
-    times_s = {kind: float(rng.exponential()) for kind in kinds() if not kind.is_barrier}
+    times_s = {kind: float(rng.exponential()) for kind in Kind if not kind.is_barrier}
     costs = plain_costs(program.short.table, times_s)
     with pytest.MonkeyPatch.context() as monkeypatch:
         drawn = simulated(program, costs, monkeypatch)

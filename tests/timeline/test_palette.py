@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from ratrain.program.kind import Kind, kinds
+from ratrain.program.kind import Kind
 from ratrain.timeline import palette
 from ratrain.timeline.palette import (
     OP_CLASSES,
@@ -56,6 +56,6 @@ def test_no_two_colours_are_the_same(theme: str) -> None:
     assert len(set(waits)) == len(waits)
 
 
-@pytest.mark.parametrize("kind", tuple(kinds()))
+@pytest.mark.parametrize("kind", tuple(Kind))
 def test_every_kind_of_op_has_a_class(kind: Kind) -> None:
     assert class_of(kind.lane.word, kind.name) in OP_CLASSES

@@ -15,9 +15,9 @@ import pytest
 from authority import Authority, between, soon
 
 from ratrain.errors import PeerDown, RatrainError, SpecError
+from ratrain.proof import BANNER_BYTES
 from ratrain.transport import Config, Engine, Tls
 from ratrain.transport.providers.station import SocketStation
-from ratrain.transport.wire.handshake import BANNER_BYTES
 from ratrain.transport.wire.tls import Guard
 
 SECRET = b"a secret of tests"

@@ -23,7 +23,7 @@ from ratrain.objects.owner import require_owner
 from ratrain.objects.remote import Remote
 
 _LOOK_S = 0.2
-_OF_A_LAUNCH = ("secret", "url", "stop-requested", "meeting.json", "places.json")
+_OF_A_LAUNCH = ("secret", "url", "stop-requested", "places.json")
 """Files of a run's folder that no other machine needs."""
 _UNFINISHED = (".partial", ".new")
 

@@ -13,6 +13,7 @@ from functools import cache
 
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
+from ratrain.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Backend:
 
     name: str
     doc: str
-    trains: bool  # `ratrain train` runs it
+    ops: str  # "module:class" of what does a rank's ops in `ratrain train`; "": nothing does
     dtypes: tuple[str, ...]
     counts_scratch: bool  # memory that ops need beside states
     bucket_bytes: int | None  # an unreduced gradient leaves in pieces of this size; None: whole
@@ -39,19 +40,18 @@ class Backend:
     whole_sends: bool = False  # each rank of a tensor group sends the whole boundary tensor
     fills_buckets: bool = False  # backward fills buckets that leave beside it, where a job asks
 
+    @property
+    def trains(self) -> bool:
+        """Whether `ratrain train` runs it."""
+        return bool(self.ops)
 
-BACKENDS: dict[str, Backend] = {}
+
+BACKENDS: Registry[Backend] = Registry("backend")
 
 
 def declare_backend(backend: Backend) -> None:
     """Makes a backend known by its name."""
-    if backend.name in BACKENDS:
-        raise SpecError(
-            f"the backend {backend.name} is declared twice",
-            place=f"backend {backend.name}",
-            fix="choose another name",
-        )
-    BACKENDS[backend.name] = backend
+    BACKENDS.declare(backend.name, backend)
 
 
 PROPERTIES = ("whole_sends",)
@@ -99,7 +99,7 @@ declare_backend(
     Backend(
         "torch",
         "RATrain's own runtime on PyTorch: what `ratrain train` runs",
-        trains=True,
+        ops="ratrain.runtime.step.ops:RankOps",
         dtypes=("fp32", "bf16", "fp16"),
         counts_scratch=True,
         bucket_bytes=None,
@@ -122,7 +122,7 @@ declare_backend(
         "described",
         "a framework that is only described, for published runs: it cannot train, and scratch "
         "memory, overflow checks and checkpoints are left out",
-        trains=False,
+        ops="",
         dtypes=("fp32", "bf16", "fp16", "fp8"),
         counts_scratch=False,
         bucket_bytes=BUCKET_BYTES,

@@ -133,12 +133,6 @@ class Cuda:
     def finish(self) -> None:
         torch.cuda.synchronize(self.number)
 
-    def context_bytes(self) -> int:
-        """What this process takes of the device besides what the allocator took: the context and
-        the libraries. Where other processes use the GPU it is an upper limit."""
-        free, total = torch.cuda.mem_get_info(self.number)
-        return total - free - torch.cuda.memory_reserved(self.number)
-
 
 def _warm_up(place: torch.device) -> None:
     """Loads what every product needs, so that it is not counted as a step's."""

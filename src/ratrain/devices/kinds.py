@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import torch
 
 from ratrain.describe.runs_on import runs_on_named
 from ratrain.devices.device import Device
 from ratrain.errors import SpecError
+from ratrain.plugins import named
 
 
 def device_of_kind(kind: str, number: int = 0) -> Device:
     """A device; a `SpecError` where it is not there."""
-    module, _, function = runs_on_named(kind, "[train] device").made_by.partition(":")
-    return getattr(import_module(module), function)(number)
+    return named(runs_on_named(kind, "[train] device").made_by)(number)
 
 
 def gpus_here() -> int:

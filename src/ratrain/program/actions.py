@@ -13,7 +13,7 @@ import re
 from typing import NamedTuple
 
 from ratrain.errors import ProgramError
-from ratrain.program.kind import Kind, Lane, is_kind, kind_named, kind_names
+from ratrain.program.kind import Kind, Lane
 from ratrain.readers.files import shown
 
 __all__ = ["NONE", "Action", "Kind", "Lane", "format_action", "parse_action"]
@@ -62,14 +62,14 @@ def parse_action(word: str, place: str = "") -> Action:
             f"{shown(word)} is not an action", place=place, fix="write e.g. 2F0 or 2.1R7"
         )
     stage, unit, kind, micro_batch, step = match.groups()
-    if not is_kind(kind):
+    if not Kind.has(kind):
         raise ProgramError(
             f"{shown(word)} does not name a kind of op",
             place=place,
-            fix=f"use one of {', '.join(kind_names())}",
+            fix=f"use one of {', '.join(kind.name for kind in Kind)}",
         )
     return Action(
-        kind_named(kind),
+        Kind.named(kind),
         int(stage),
         int(unit) if unit is not None else 0,
         int(micro_batch) if micro_batch is not None else NONE,

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ratrain.program.families import FAMILIES, SEND_SLOTS, Per
-from ratrain.program.kind import Kind, kinds
+from ratrain.program.kind import Kind, kinds_where
 from ratrain.program.setup import Averages, Setup
 from ratrain.program.states import States
 from ratrain.program.tiers import TIERS, waiting_family
@@ -310,7 +310,7 @@ class Binding:
         first, or one that a fetch names, until the next such one."""
         every, cells = self._ops, self.states.cells * self.setup.period
         waits = self.unit.waits("gradient")
-        adds = every.where(self.is_any(Kind.B, Kind.W) & waits[every.unit])
+        adds = every.where(self.where("adds_gradient") & waits[every.unit])
         fetched = np.zeros(cells, dtype=np.bool_)
         fetched[self._cells(every.where(self.is_any(Kind.FetchGradient)))] = True
         cell, place = self._cells(adds), self.unit.place(adds.unit, adds.micro_batch)
@@ -397,6 +397,10 @@ class Binding:
         """Which of all ops are of these kinds."""
         return np.isin(self._kind, [int(kind) for kind in kinds])
 
+    def where(self, condition: str) -> Bools:
+        """Which of all ops are of a kind that has a property of `Kind`, by the property's name."""
+        return kinds_where(condition)[self._kind]
+
     def every(self) -> Ops:
         """All ops of the program."""
         return self._ops
@@ -472,7 +476,7 @@ class Binding:
         """Steps x units: how often a lasting family's states are written in a step."""
         writes = np.zeros((self.setup.period, len(self.unit.rank)), dtype=np.int64)
         if self.setup.period > 1 or self.setup.averages:
-            chosen = self.is_any(*(kind for kind in kinds() if family in kind.renews))
+            chosen = self.is_any(*(kind for kind in Kind if family in kind.renews))
             np.add.at(writes, (self._ops.step[chosen], self._ops.unit[chosen]), 1)
         return writes
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.program.actions import Action
-from ratrain.program.kind import Kind, Lane, kinds
+from ratrain.program.kind import Kind, Lane
 
 Rows = npt.NDArray[np.int32]
 """Actions of a lane in order: a row each, a column for each field of `Action`."""
@@ -105,6 +105,6 @@ def _rows(actions: tuple[Action, ...]) -> Rows:
 
 
 def _actions(rows: Rows) -> tuple[Action, ...]:
-    known = tuple(kinds())
+    known = tuple(Kind)
     kind, *rest = cast("list[list[int]]", rows.T.tolist())
     return tuple(map(Action, map(known.__getitem__, kind), *rest))

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ratrain.program.kind import Kind, kinds
-from ratrain.program.setup import Averages
+from ratrain.program.kind import Kind
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 
@@ -27,15 +26,14 @@ def unlike(table: Table) -> Iterator[tuple[int, int, str]]:
     averages = table.setup.averages
     if not averages or table.setup.forward_only:
         return
-    op_name = "AverageCopy" if averages is Averages.EARLY_START else "AverageW"
     units, steps = table.states.units, table.setup.period
-    synchronising = _ops(table, [TRAINED in kind.synchronises for kind in kinds()])
+    synchronising = _ops(table, [TRAINED in kind.synchronises for kind in Kind])
     counts = np.bincount(table.unit[synchronising], minlength=len(units.rank))
     shared = units.averaged
     last = np.full(len(counts), -1, dtype=np.int64)
     last[table.unit[synchronising]] = synchronising
     for g in np.flatnonzero(shared & (counts == 0)).tolist():
-        yield g, -1, f"is never averaged in a period of {steps}: add an {op_name} of it"
+        yield g, -1, f"is never averaged in a period of {steps}: add an {averages.op} of it"
     for g in np.flatnonzero(shared & (counts > 1)).tolist():
         what = f"is averaged {counts[g]} times in a period of {steps}: keep the last one"
         yield g, int(last[g]), what
@@ -47,7 +45,7 @@ def unlike(table: Table) -> Iterator[tuple[int, int, str]]:
             yield g, int(last[g]), f"{what}: average both in one step"
         return
     renewed = np.full(len(counts), -1, dtype=np.int64)
-    updates = _ops(table, [TRAINED in kind.renews for kind in kinds()])
+    updates = _ops(table, [TRAINED in kind.renews for kind in Kind])
     np.maximum.at(renewed, table.unit[updates], table.step[updates])
     early = shared & (counts == 1) & (table.step[last] < renewed)
     for g in np.flatnonzero(early).tolist():
@@ -62,13 +60,13 @@ def unmirrored(table: Table) -> Iterator[tuple[int, int, str]]:
     if not setup.mirrored:
         return
     updates, mirrors = (
-        _ops(table, [family in kind.renews for kind in kinds()]) for family in (TRAINED, "mirror")
+        _ops(table, [family in kind.renews for kind in Kind]) for family in (TRAINED, "mirror")
     )
     counts = np.bincount(table.unit[mirrors], minlength=len(units.rank))
     wanted = units.reduced & (setup.sharding > 0)
     for g in np.flatnonzero(wanted & (counts != setup.period)).tolist():
         yield g, -1, f"is mirrored {counts[g]} times in a period of {setup.period}"
-    commits = table.is_any(Kind.Commit)
+    commits = table.where("is_commit")
     committed = np.full((setup.period, setup.ranks), len(table), dtype=np.int64)
     np.minimum.at(committed, (table.step[commits], table.rank[commits]), np.flatnonzero(commits))
     changes = np.r_[updates, mirrors]

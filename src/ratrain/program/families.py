@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -132,22 +133,45 @@ class Declared:
     of its slots' bytes. `persistent`: exists before the step and after it."""
 
     name: str
+    group: str  # of `GROUPS`, in which people are shown it
     per: Per
     sizes: Sizes | Slots
     persistent: bool
     tier: str = DEVICE
 
 
+OTHER = "other"
+GROUPS = {
+    "weights": "weights",
+    "optimizer": "optimizer",
+    "gradients": "gradients",
+    "residual": "rounding residuals",
+    "mirror": "mirrors of other ranks",
+    "averaged": "copies of weights to average",
+    "saved": "saved activations",
+    "input": "layer inputs",
+    "messages": "messages and sums",
+    "scratch": "scratch inside ops",
+    OTHER: "other",
+}
+"""Families that are shown as one: their names for people, in the order in which they are shown."""
+
 FAMILIES: dict[str, Declared] = {}
 
 
 def declare_family(
-    name: str, per: Per, sizes: Sizes | Slots, *, persistent: bool = False, tier: str = DEVICE
+    name: str,
+    per: Per,
+    sizes: Sizes | Slots,
+    *,
+    group: str = OTHER,
+    persistent: bool = False,
+    tier: str = DEVICE,
 ) -> None:
     """Declares a family of states."""
     if name in FAMILIES:
         raise ProgramError(f"the family {name} is declared twice", fix="choose another name")
-    FAMILIES[name] = Declared(name, per, sizes, persistent, tier)
+    FAMILIES[name] = Declared(name, group, per, sizes, persistent, tier)
 
 
 # ---- what outlives a step ---------------------------------------------------------------
@@ -392,50 +416,52 @@ def _waiting(name: str, tier: str, sizes: Sizes) -> Sizes:
     return there
 
 
-def _declare_waiting(name: str, per: Per, sizes: Sizes, *, persistent: bool = False) -> None:
+def _declare_waiting(name: str, per: Per, sizes: Sizes, **facts: Any) -> None:
     """Declares the families of a row of `tiers.WAITING`: what one unit, or cell, has there."""
     for tier in (HOST, DISK):
         there = _waiting(name, tier, sizes)
-        declare_family(waiting_family(name, tier), per, there, persistent=persistent, tier=tier)
+        declare_family(waiting_family(name, tier), per, there, tier=tier, **facts)
 
 
-declare_family("scratch", Per.RANK_SLOT, _scratch, persistent=True)
-declare_family("view", Per.UNIT, _view, persistent=True)
-declare_family("shard_view", Per.UNIT, _shard_view, persistent=True)
-declare_family("optimizer", Per.UNIT, _optimizer, persistent=True)
-declare_family("transit", Per.RANK_SLOT, _transit, persistent=True)
-declare_family("gathered", Per.RANK_SLOT, _gathered, persistent=True)
-declare_family("residual", Per.UNIT, _residual, persistent=True)
-declare_family("residual_next", Per.UNIT, _residual_next, persistent=True)
-declare_family("outer", Per.UNIT, _outer, persistent=True)
-declare_family("mirror", Per.UNIT, _mirror, persistent=True, tier=HOST)
-declare_family("mirror_gradient", Per.UNIT, _mirror_gradient, persistent=True, tier=HOST)
-declare_family("partial", Per.RANK_SLOT, _partial, persistent=True)
-declare_family("partialb", Per.RANK_SLOT, _partialb, persistent=True)
-declare_family("gradient", Per.UNIT, _gradient)
-declare_family("shard", Per.UNIT, _shard)
-declare_family("averaged", Per.UNIT, _averaged)
-declare_family("input", Per.CELL, _input)
-declare_family("saved", Per.CELL, _saved)
-declare_family("outgrad", Per.CELL, _outgrad)
-declare_family("sendx", Per.PART_SLOT, _sendx, persistent=True)
-declare_family("sendg", Per.PART_SLOT, _sendg, persistent=True)
-declare_family("recvg", Per.PART_SLOT, _recvg, persistent=True)
-declare_family("passing_f", Per.UNIT, _pass_view)
-declare_family("passing_b", Per.UNIT, _pass_view)
-declare_family("staged", Per.RANK_SLOT, _staged, persistent=True)
-declare_family("arrived", Per.PART_SLOT, _arrived, persistent=True)
-declare_family("fetched", Per.RANK_SLOT, _fetched, persistent=True)
-declare_family("optimizer_slot", Per.RANK_SLOT, _optimizer_slot, persistent=True)
-declare_family("view_slot", Per.RANK_SLOT, _view_slot, persistent=True)
-declare_family("view_made", Per.RANK_SLOT, _view_made, persistent=True)
-declare_family("saved_out", Per.RANK_SLOT, _saved_out, persistent=True)
-declare_family("saved_in", Per.RANK_SLOT, _saved_in, persistent=True)
-declare_family("refilled", Per.CELL, _refilled)
-declare_family("bounce", Per.RANK_SLOT, _bounce, persistent=True)
-declare_family("gradient_slot", Per.RANK_SLOT, _gradient_slot, persistent=True)
-_declare_waiting("gradient", Per.UNIT, _gradient)
-_declare_waiting("input", Per.CELL, _input)
-_declare_waiting("saved", Per.CELL, _saved)
-_declare_waiting("view", Per.UNIT, _kept_view, persistent=True)
-_declare_waiting("optimizer", Per.UNIT, _owned_optimizer, persistent=True)
+declare_family("scratch", Per.RANK_SLOT, _scratch, group="scratch", persistent=True)
+declare_family("view", Per.UNIT, _view, group="weights", persistent=True)
+declare_family("shard_view", Per.UNIT, _shard_view, group="weights", persistent=True)
+declare_family("optimizer", Per.UNIT, _optimizer, group="optimizer", persistent=True)
+declare_family("transit", Per.RANK_SLOT, _transit, group="gradients", persistent=True)
+declare_family("gathered", Per.RANK_SLOT, _gathered, group="weights", persistent=True)
+declare_family("residual", Per.UNIT, _residual, group="residual", persistent=True)
+declare_family("residual_next", Per.UNIT, _residual_next, group="residual", persistent=True)
+declare_family("outer", Per.UNIT, _outer, group="optimizer", persistent=True)
+declare_family("mirror", Per.UNIT, _mirror, group="mirror", persistent=True, tier=HOST)
+declare_family(
+    "mirror_gradient", Per.UNIT, _mirror_gradient, group="mirror", persistent=True, tier=HOST
+)
+declare_family("partial", Per.RANK_SLOT, _partial, group="messages", persistent=True)
+declare_family("partialb", Per.RANK_SLOT, _partialb, group="messages", persistent=True)
+declare_family("gradient", Per.UNIT, _gradient, group="gradients")
+declare_family("shard", Per.UNIT, _shard, group="gradients")
+declare_family("averaged", Per.UNIT, _averaged, group="averaged")
+declare_family("input", Per.CELL, _input, group="input")
+declare_family("saved", Per.CELL, _saved, group="saved")
+declare_family("outgrad", Per.CELL, _outgrad, group="messages")
+declare_family("sendx", Per.PART_SLOT, _sendx, group="messages", persistent=True)
+declare_family("sendg", Per.PART_SLOT, _sendg, group="messages", persistent=True)
+declare_family("recvg", Per.PART_SLOT, _recvg, group="messages", persistent=True)
+declare_family("passing_f", Per.UNIT, _pass_view, group="weights")
+declare_family("passing_b", Per.UNIT, _pass_view, group="weights")
+declare_family("staged", Per.RANK_SLOT, _staged, group="input", persistent=True)
+declare_family("arrived", Per.PART_SLOT, _arrived, group="messages", persistent=True)
+declare_family("fetched", Per.RANK_SLOT, _fetched, group="input", persistent=True)
+declare_family("optimizer_slot", Per.RANK_SLOT, _optimizer_slot, group="optimizer", persistent=True)
+declare_family("view_slot", Per.RANK_SLOT, _view_slot, group="weights", persistent=True)
+declare_family("view_made", Per.RANK_SLOT, _view_made, group="weights", persistent=True)
+declare_family("saved_out", Per.RANK_SLOT, _saved_out, group="saved", persistent=True)
+declare_family("saved_in", Per.RANK_SLOT, _saved_in, group="saved", persistent=True)
+declare_family("refilled", Per.CELL, _refilled, group="saved")
+declare_family("bounce", Per.RANK_SLOT, _bounce, group="saved", persistent=True)
+declare_family("gradient_slot", Per.RANK_SLOT, _gradient_slot, group="gradients", persistent=True)
+_declare_waiting("gradient", Per.UNIT, _gradient, group="gradients")
+_declare_waiting("input", Per.CELL, _input, group="input")
+_declare_waiting("saved", Per.CELL, _saved, group="saved")
+_declare_waiting("view", Per.UNIT, _kept_view, group="weights", persistent=True)
+_declare_waiting("optimizer", Per.UNIT, _owned_optimizer, group="optimizer", persistent=True)

@@ -94,7 +94,7 @@ def chains_of(ops: Waiting) -> Chains:
     kept = np.zeros(n, bool)
     for seen in (starts, ends, inside.source, inside.target, across.source, across.target):
         kept[seen] = True
-    kept |= _in_company(ops.group)
+    kept |= _near_partners(ops.group)
     op = np.flatnonzero(kept)
     at = np.cumsum(kept) - 1
     neighbours = np.flatnonzero(np.diff(lane[op]) == 0)
@@ -115,7 +115,7 @@ def _lanes(ops: Waiting) -> Ints:
     return ops.rank * len(Lane) + ops.lane
 
 
-def _in_company(group: Ints) -> Bools:
+def _near_partners(group: Ints) -> Bools:
     """Ops that have partners, and their neighbours: an op with partners hands on what bounds them
     all, so nothing may be left out right before or behind it."""
     together = group >= 0

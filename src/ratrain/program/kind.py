@@ -1,46 +1,87 @@
-"""Kinds of op, open: each is declared once, with everything that the code needs to know about it.
+"""Lanes and kinds of op, open: each is declared once, with everything that the code needs to know
+about it.
 
 Verifier, bounds, simulator, ledger, text form and reports derive from the declaration; nothing
-else lists kinds. The built-in ones are in `kinds/`; a third-party package may `declare`
-further ones in the same way.
+else lists lanes or kinds. The built-in kinds are in `kinds/`; a third-party package may `declare`
+further ones in the same way, and lanes (`declare_lane`) for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from enum import IntEnum, StrEnum
-from typing import ClassVar
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from ratrain.errors import ProgramError
-from ratrain.plugins import load_plugins
+from ratrain.program.declared import Declared
 
 
-class Lane(IntEnum):
+class Waiting(StrEnum):
+    """What a rank's compute lane waits for when it does not compute; in `words`, for people."""
+
+    words: str
+
+    def __new__(cls, value: str, words: str) -> Self:
+        made = str.__new__(cls, value)
+        made._value_, made.words = value, words
+        return made
+
+    BUBBLE = "bubble", "other stages"  # their tensors are not made yet
+    MESSAGE = "message", "messages"  # a tensor of another stage, under way
+    REDUCE = "reduce", "gradient reductions"
+    GATHER = "gather", "weight gathers"
+    TENSOR = "tensor", "tensor-parallel sums"
+    UPDATE = "update", "optimizer updates"  # and the norm before them
+    DISK = "disk", "checkpoint writes"  # of the step before
+    OFFLOAD = "offload", "states offloaded to another tier"
+    FETCH = "fetch", "states fetched from another tier"
+    LOAD = "load", "optimizer states fetched from another tier"
+    STORE = "store", "optimizer states stored in another tier"
+
+
+class Lane(Declared):
     """Where an op waits its turn: one queue for each lane of each rank, served in order. The
     field's common name for a lane is a stream."""
 
-    COMPUTE = 0
-    SEND_F = 1
-    RECV_F = 2
-    SEND_B = 3
-    RECV_B = 4
-    REDUCE = 5  # gradients to their owners, over the ranks that hold the same unit
-    GATHER = 6  # weights from their owners, over the same ranks
-    TENSOR = 7  # activations inside a tensor-parallel group
-    UPDATE = 8  # the optimizer, bound by memory bandwidth
-    DISK = 9  # checkpoints on their way out
-    OFFLOAD = 10  # states on their way to another memory tier
-    FETCH = 11  # states on their way back
-    LOAD = 12  # optimizer states on their way from another memory tier to their update
-    STORE = 13  # and back
-    AVERAGE = 14  # weights that replicas or sites average, between those that update them apart
+    word: str
+    waiting: Waiting  # what compute waits for that waits for an op here
+    moves: Literal["", "away", "back"] = ""  # states, to another memory tier or from there
 
-    @property
-    def word(self) -> str:
-        return self.name.lower()
+    COMPUTE: ClassVar[Lane]
+    SEND_F: ClassVar[Lane]
+    RECV_F: ClassVar[Lane]
+    SEND_B: ClassVar[Lane]
+    RECV_B: ClassVar[Lane]
+    REDUCE: ClassVar[Lane]  # gradients to their owners, over the ranks that hold the same unit
+    GATHER: ClassVar[Lane]  # weights from their owners, over the same ranks
+    TENSOR: ClassVar[Lane]  # activations inside a tensor-parallel group
+    UPDATE: ClassVar[Lane]  # the optimizer, bound by memory bandwidth
+    DISK: ClassVar[Lane]  # checkpoints on their way out
+    OFFLOAD: ClassVar[Lane]
+    FETCH: ClassVar[Lane]
+    LOAD: ClassVar[Lane]  # optimizer states, to their update
+    STORE: ClassVar[Lane]  # and back
+    AVERAGE: ClassVar[Lane]  # weights that replicas or sites average that update them apart
+
+
+def declare_lane(name: str, waiting: Waiting, moves: Literal["", "away", "back"] = "") -> Lane:
+    """A further lane; a program's text writes its name in small letters."""
+    word = name.lower()
+    return Lane.declared("lane", name.upper(), word=word, waiting=waiting, moves=moves)
+
+
+declare_lane("COMPUTE", Waiting.BUBBLE)
+for _message in ("SEND_F", "RECV_F", "SEND_B", "RECV_B"):
+    declare_lane(_message, Waiting.MESSAGE)
+for _own in (Waiting.REDUCE, Waiting.GATHER, Waiting.TENSOR, Waiting.UPDATE, Waiting.DISK):
+    declare_lane(_own.name, _own)
+declare_lane("OFFLOAD", Waiting.OFFLOAD, "away")
+declare_lane("FETCH", Waiting.FETCH, "back")
+declare_lane("LOAD", Waiting.LOAD, "back")
+declare_lane("STORE", Waiting.STORE, "away")
+declare_lane("AVERAGE", Waiting.REDUCE)
 
 
 class Scope(StrEnum):
@@ -72,6 +113,7 @@ class Cost(StrEnum):
 
     NOTHING = "nothing"
     FORWARD = "forward"
+    RECOVERY = "recovery"
     BACKWARD = "backward"
     INPUT_GRADIENT = "input gradient"
     WEIGHT_GRADIENT = "weight gradient"
@@ -82,6 +124,7 @@ class Cost(StrEnum):
     REDUCE = "reduce"
     GATHER = "gather"
     TENSOR_SUM = "tensor sum"
+    RECOVERED_SUM = "recovered sum"
     UPDATE = "update"
     NORM = "norm"
     SAVE = "save"
@@ -90,66 +133,42 @@ class Cost(StrEnum):
     COPY_WEIGHTS = "copy weights"
     MIRROR = "mirror"
     MIRROR_UPDATE = "mirror update"
-    COPY_INPUT = "copy input"
-    MOVE_OPTIMIZER = "move optimizer"
-    MOVE_VIEW = "move view"
-    MOVE_GRADIENT = "move gradient"
-    MOVE_SAVED = "move activations"
 
 
-class Waiting(StrEnum):
-    """What a rank's compute lane waits for when it does not compute."""
+class Kind(Declared):
+    """What an op does: a number for columns, and its declaration. The built-in kinds are attributes
+    by their names."""
 
-    BUBBLE = "bubble"  # other stages: their tensors are not made yet
-    MESSAGE = "message"  # a tensor of another stage, under way
-    REDUCE = "reduce"  # a gradient reduction
-    GATHER = "gather"  # a weight gather
-    TENSOR = "tensor"  # sums inside a tensor group
-    UPDATE = "update"  # the optimizer, and the norm before it
-    DISK = "disk"  # a checkpoint of the step before
-    OFFLOAD = "offload"  # a state on its way to another memory tier
-    FETCH = "fetch"  # a state on its way back
-    LOAD = "load"  # optimizer states on their way to their update
-    STORE = "store"  # and back
-
-
-_WAIT_OF_LANE = {
-    Lane.COMPUTE: Waiting.BUBBLE,
-    Lane.REDUCE: Waiting.REDUCE,
-    Lane.GATHER: Waiting.GATHER,
-    Lane.TENSOR: Waiting.TENSOR,
-    Lane.UPDATE: Waiting.UPDATE,
-    Lane.DISK: Waiting.DISK,
-    Lane.OFFLOAD: Waiting.OFFLOAD,
-    Lane.FETCH: Waiting.FETCH,
-    Lane.LOAD: Waiting.LOAD,
-    Lane.STORE: Waiting.STORE,
-    Lane.AVERAGE: Waiting.REDUCE,
-}
-
-
-class Kind(int):
-    """What an op does: a number for columns, and its declaration. `Kind(7)` is the kind of that
-    number; the built-in kinds are attributes by their names."""
-
-    name: str
     lane: Lane
     scope: Scope
-    partners: Partners
-    cost: str
-    waiting: Waiting
-    method: str
-    picture_width: int
-    needs_whole_gradient: bool
-    renews: tuple[str, ...]
-    synchronises: tuple[str, ...]
+    uses: Callable[[Any, Any], None]  # its rule (`rules.Rule`)
+    partners: Partners = Partners.NONE
+    cost: str = Cost.NOTHING  # of one that `moves` states, their bytes
+    waiting: Waiting  # left out: its lane's
+    method: str = ""  # of the runtime's `RankOps`, or "module:function"; "": it only waits
+    words: str = ""  # what its ops do, for people; left out: what is waited for, or its name
+    picture_width: int = 0  # its length in a drawn schedule
+    receives: Kind | None = None  # the kind that sends what it receives
+    is_forward: bool = False  # each unit has one for each of its micro-batches
+    adds_gradient: bool = False  # it adds a micro-batch's gradient to its unit's
+    needs_whole_gradient: bool = False  # what it reads of one must hold every micro-batch
+    is_save: bool = False  # a step that has any has one for each unit
+    is_commit: bool = False  # a rank changes no mirrored state before it
+    moves: str = ""  # the states that it takes to another tier or back: of a row of `tiers.WAITING`
+    renews: tuple[str, ...] = ()  # the lasting families that it writes once
+    # Families whose states are alike on all ranks that hold the unit once its ops there have ended.
+    synchronises: tuple[str, ...] = ()
+
+    # What follows from these.
     is_message: bool
+    is_tie: bool  # it adds up the copies of a tied matrix
     is_barrier: bool  # it does nothing but wait
     is_state_work: bool  # neither compute nor a message: it moves or changes states
     whole_stage: bool  # about a stage or rank: its action's unit is always 0, never written
     names_micro_batch: bool  # its word names a micro-batch in every program
     changes_weights: bool  # it makes weights, or a gradient, what they are after the step
     is_reduction: bool  # its word names one where gradients are reduced once in each
+    uses_buckets: bool  # it fills or sends them, where backward sends gradients
 
     F: ClassVar[Kind]
     B: ClassVar[Kind]
@@ -194,97 +213,7 @@ class Kind(int):
     Spill: ClassVar[Kind]
     Fill: ClassVar[Kind]
 
-    def __new__(cls, number: int) -> Kind:
-        return _KINDS[number]
-
-    def __repr__(self) -> str:
-        return f"Kind.{self.name}"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return kind_named, (self.name,)
-
-
-_KINDS: list[Kind] = []
-_BY_NAME: dict[str, Kind] = {}
-
-
-def new_kind(
-    name: str,
-    lane: Lane,
-    scope: Scope,
-    *,
-    partners: Partners = Partners.NONE,
-    cost: str = Cost.NOTHING,
-    waiting: Waiting | None = None,
-    method: str = "",
-    picture_width: int = 0,
-    needs_whole_gradient: bool = False,
-    renews: tuple[str, ...] = (),
-    synchronises: tuple[str, ...] = (),
-) -> Kind:
-    """A further kind. `method`: of the runtime's `RankOps`, which runs it; "": it only waits.
-    `picture_width`: its length in a drawn schedule. `needs_whole_gradient`: what it reads of a
-    gradient must hold every micro-batch. `renews`: the lasting families that it writes once.
-    `synchronises`: the families whose states are alike on all ranks that hold the unit once its
-    ops there have ended. The rule of what it uses is declared with it (`rules.declare`)."""
-    if name in _BY_NAME:
-        raise ProgramError(f"the kind of op {name} is declared twice", fix="choose another name")
-    kind = int.__new__(Kind, len(_KINDS))
-    kind.name, kind.lane, kind.scope, kind.partners = name, lane, scope, partners
-    kind.cost, kind.method = cost, method
-    kind.waiting = waiting or _WAIT_OF_LANE.get(lane, Waiting.MESSAGE)
-    kind.picture_width, kind.needs_whole_gradient = picture_width, needs_whole_gradient
-    kind.renews, kind.synchronises = renews, synchronises
-    _derive(kind)
-    _KINDS.append(kind)
-    _BY_NAME[name] = kind
-    setattr(Kind, name, kind)
-    return kind
-
-
-def _derive(kind: Kind) -> None:
-    """What follows from the rest: attributes, since columns and texts ask for them all the time."""
-    scope, about_rank = kind.scope, (Scope.RANK, Scope.RANK_REDUCTION)
-    kind.is_message = scope is Scope.STAGE_MICRO_BATCH
-    kind.is_barrier = not kind.method and scope in about_rank
-    kind.is_state_work = kind.is_barrier or not (kind.is_message or kind.lane is Lane.COMPUTE)
-    kind.whole_stage = kind.is_message or scope in about_rank
-    kind.names_micro_batch = kind.is_message or scope is Scope.UNIT_MICRO_BATCH
-    kind.changes_weights = bool(kind.renews or kind.synchronises)
-    kind.is_reduction = scope in (Scope.UNIT_REDUCTION, Scope.RANK_REDUCTION)
-
-
-def kinds() -> Iterator[Kind]:
-    """Every kind, in the order of declaration."""
-    return iter(tuple(_KINDS))
-
-
-def kind_named(name: str) -> Kind:
-    """The kind of a name; a KeyError where there is none."""
-    return _BY_NAME[name]
-
-
-def is_kind(name: str) -> bool:
-    """Whether a kind has this name. A rank may read a word of a plugin's before anything else has
-    asked for plugins."""
-    if name not in _BY_NAME:
-        load_plugins()
-    return name in _BY_NAME
-
-
-def kind_names() -> list[str]:
-    return list(_BY_NAME)
-
 
 def kinds_where(condition: str) -> npt.NDArray[np.bool_]:
     """For each kind's number whether its property of that name holds."""
-    return np.array([bool(getattr(kind, condition)) for kind in _KINDS])
-
-
-def forget(kind: Kind) -> None:
-    """Takes back the last declaration: for tests, which must leave no kind behind."""
-    if _KINDS[-1] is not kind:
-        raise ProgramError(f"{kind.name} is not the last kind declared")
-    _KINDS.pop()
-    del _BY_NAME[kind.name]
-    delattr(Kind, kind.name)
+    return np.array([bool(getattr(kind, condition)) for kind in Kind])

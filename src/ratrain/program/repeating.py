@@ -119,12 +119,6 @@ class Repeating:
         left = self.times - times
         return Repeating(self.written_out(times), middles, self.stride, left, self.origin or self)
 
-    def of_micro_batches(self, count: int) -> Program | None:
-        """The program of fewer or more micro-batches; None where it has no whole number of
-        repetitions more than the short one."""
-        times, rest = divmod(count - self.short.setup.replicas[0].micro_batches, self.stride)
-        return None if rest or times < 0 else self.written_out(times)
-
 
 def shortest(make: Make, setup: Setup, skeleton: str) -> Repeating | None:
     """The program of a setup with as few repetitions as show that they are some; None where it has

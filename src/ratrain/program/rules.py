@@ -14,21 +14,25 @@ from collections.abc import Callable
 from typing import Any
 
 from ratrain.program.binding import Binding, Ops
-from ratrain.program.kind import Kind, Lane, Scope, forget, new_kind
+from ratrain.program.kind import Kind, Lane, Partners, Scope
 
 Rule = Callable[[Binding, Ops], None]
 
-RULES: dict[Kind, Rule] = {}
-
 
 def declare(name: str, lane: Lane, scope: Scope, uses: Rule, **facts: Any) -> Kind:
-    """Declares a kind of op: what `new_kind` says of it, and the rule of what it uses."""
-    kind = new_kind(name, lane, scope, **facts)
-    RULES[kind] = uses
+    """Declares a kind of op: what it says of itself (`Kind`), and the rule of what it uses."""
+    facts = {"waiting": lane.waiting, **facts}
+    kind = Kind.declared("kind of op", name, lane=lane, scope=scope, uses=uses, **facts)
+    about_rank = scope in (Scope.RANK, Scope.RANK_REDUCTION)
+    kind.is_message = scope is Scope.STAGE_MICRO_BATCH
+    kind.is_tie = kind.partners is Partners.TIED
+    kind.is_barrier = about_rank and not kind.method
+    kind.is_state_work = kind.is_barrier or not (kind.is_message or lane is Lane.COMPUTE)
+    kind.whole_stage = kind.is_message or about_rank
+    kind.names_micro_batch = kind.is_message or scope is Scope.UNIT_MICRO_BATCH
+    kind.changes_weights = bool(kind.renews or kind.synchronises)
+    kind.is_reduction = scope in (Scope.UNIT_REDUCTION, Scope.RANK_REDUCTION)
+    kind.uses_buckets = kind.adds_gradient or scope is Scope.UNIT_REDUCTION
+    computes = lane is Lane.COMPUTE and not kind.is_message
+    kind.words = kind.words or (name if computes else kind.waiting.words)
     return kind
-
-
-def withdraw(kind: Kind) -> None:
-    """Takes a declaration back."""
-    forget(kind)
-    del RULES[kind]

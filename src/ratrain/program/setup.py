@@ -37,6 +37,11 @@ class Averages(StrEnum):
         """Whether units have their turns in several steps: then replicas are never all alike."""
         return self not in (Averages.NONE, Averages.LOCAL_SGD)
 
+    @property
+    def op(self) -> str:
+        """The kind of op that averages."""
+        return "AverageCopy" if self is Averages.EARLY_START else "AverageW"
+
 
 @dataclass(frozen=True)
 class Budget:

@@ -14,8 +14,7 @@ from ratrain.program.binding import Binding, Ops, Uses
 from ratrain.program.columns import as_columns
 from ratrain.program.edges import Edges, derive_edges
 from ratrain.program.graph import Chains, Waiting, chains_of
-from ratrain.program.kind import Kind, Lane, Partners, kind_named, kinds, kinds_where
-from ratrain.program.rules import RULES
+from ratrain.program.kind import Kind, Lane, Partners, kinds_where
 from ratrain.program.setup import Setup
 from ratrain.program.states import States, number_states
 from ratrain.program.tiers import WAITING
@@ -107,10 +106,10 @@ def bind(setup: Setup, lanes: Mapping[tuple[int, Lane], tuple[Action, ...]]) -> 
     g = _unit_numbers(setup, states, words)
     ops = Ops(np.arange(len(g)), g, words.micro_batch, words.step)
     binding = Binding(setup, states, words.kind, ops)
-    for kind in kinds():
+    for kind in Kind:
         chosen = np.flatnonzero(words.kind == kind)
         if len(chosen):
-            RULES[kind](binding, ops.where(chosen))
+            kind.uses(binding, ops.where(chosen))
     return Table(
         setup,
         states,
@@ -166,7 +165,7 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
     in_range = served & (place >= 0) & (place < units.micro_batches[g])
     if setup.joins:
         in_range &= ~_inside_joined(units, kind, g, m)
-    lane_of = np.array([word.lane for word in kinds()], dtype=np.int64)
+    lane_of = np.array([word.lane for word in Kind], dtype=np.int64)
     for wrong, what in (
         (~known, "names a stage or unit that the setup does not have"),
         (~held, "is on a rank that does not hold its stage"),
@@ -177,7 +176,7 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
             kinds_where("changes_weights")[kind] & ~units.trained[g],
             "is about a unit that is frozen",
         ),
-        ((kind == Kind.TieSync) & (units.tied_to[g] < 0), "names a unit that is not tied"),
+        (kinds_where("is_tie")[kind] & (units.tied_to[g] < 0), "names a unit that is not tied"),
         *_moves_of_nothing(units, kind, g),
         ((step < 0) | (step >= setup.period), "names a step that the program does not have"),
     ):
@@ -201,15 +200,16 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
 
 def _moves_of_nothing(units: Units, kind: Ints, g: Ints) -> Iterator[tuple[Bools, str]]:
     """Ops that move what does not wait in another tier; with what to say of them."""
-    for name, row in WAITING.items():
-        moves = np.isin(kind, [int(kind_named(move)) for move in row.moves])
-        yield moves & ~units.waits(name)[g], f"names a unit whose {row.words} is on the device"
+    moved = np.array([each.moves for each in Kind])[kind]
+    for name in WAITING:
+        wrong = (moved == name) & ~units.waits(name)[g]
+        yield wrong, f"names a unit whose {name} is on the device"
 
 
 def _inside_joined(units: Units, kind: Ints, g: Ints, m: Ints) -> Bools:
     """Ops that name another micro-batch than the first of those that they are about."""
     is_message = kinds_where("is_message")[kind]
-    ahead = np.isin(kind, [int(Kind.SEND_F), int(Kind.RECV_B)])
+    ahead = np.array([each.partners is Partners.NEXT_STAGE for each in Kind])[kind]
     parts = np.where(ahead, units.output_parts[units.last_of_part[g]], units.input_parts[g])
     return m % np.where(is_message, units.joined[g] // parts, units.joined[g]) != 0
 
@@ -243,25 +243,26 @@ def _groups(table: Table) -> Ints:
     stage = units.stage[table.unit]
     within = table.step * cells + table.micro_batch
     in_step, cells = cells, cells * table.setup.period
-    for send, receive, back in ((Kind.SEND_F, Kind.RECV_F, 1), (Kind.SEND_B, Kind.RECV_B, -1)):
-        for word, sender in ((send, stage), (receive, stage - back)):
+    for receive in (each for each in Kind if each.receives is not None):
+        back = 1 if receive.partners is Partners.PREVIOUS_STAGE else -1
+        for word, sender in ((receive.receives, stage), (receive, stage - back)):
             ops = kind == word
             key = (sender * cells + within) * 2 + (back > 0)
             group[ops] = key[ops]
     if len(np.unique(units.same)) < len(units.same):
-        shared = np.array([k.partners in GROUPED for k in kinds()])[kind]
+        shared = np.array([k.partners in GROUPED for k in Kind])[kind]
         who, count = groups_of_holders(table)
         shared &= count > 1
         place = units.place(table.unit, np.maximum(table.micro_batch, 0))
         turn = table.step * in_step + np.where(table.micro_batch == NONE, NONE, place) + 1
-        key = (who * len(RULES) + kind) * (cells + 1) * 2 + turn
+        key = (who * len(Kind) + kind) * (cells + 1) * 2 + turn
         group[shared] = (key + (int(stage.max()) + 2) * cells * 2)[shared]
-    everyone = np.array([k.partners is Partners.EVERYONE for k in kinds()])[kind]
+    everyone = np.array([k.partners is Partners.EVERYONE for k in Kind])[kind]
     if everyone.any():
         keys = (kind, table.step, sites_of_ops(table))
         _, met = np.unique(np.array(keys)[:, everyone], axis=1, return_inverse=True)
         group[everyone] = group.max(initial=-1) + 1 + met.reshape(-1)
-    ties = np.flatnonzero(kind == Kind.TieSync)
+    ties = np.flatnonzero(table.where("is_tie"))
     apart = units.rank[table.unit[ties]] != units.rank[units.tied_to[table.unit[ties]]]
     tie = units.replica[table.unit[ties]] * table.setup.period + table.step[ties]
     group[ties[apart]] = group.max(initial=-1) + 1 + tie[apart]
@@ -278,7 +279,7 @@ def groups_of_holders(table: Table) -> tuple[Ints, Ints]:
     """For each op the number of the group that holds its unit, and of how many units that is, as
     the program spells them out: all holders, or those that add up its gradient."""
     units, unit = table.states.units, table.unit
-    peers = np.array([k.partners is Partners.PEERS for k in kinds()])[table.kind]
+    peers = np.array([k.partners is Partners.PEERS for k in Kind])[table.kind]
     held, together = units.same, units.together
     who = np.where(peers, 1 + int(held.max()) + together[unit], held[unit])
     count = np.where(peers, np.bincount(together)[together[unit]], np.bincount(held)[held[unit]])
@@ -301,7 +302,7 @@ def _pair_with_backward(table: Table, group: Ints) -> None:
     units, states = table.states.units, table.states
     place = units.place(table.unit[ops], table.micro_batch[ops])
     cell = table.step[ops] * states.cells + states.unit_cell[table.unit[ops]] + place
-    is_sync = table.kind[ops] == Kind.GradSync
+    is_sync = table.where("is_reduction")[ops]
     syncs = ops[is_sync]
     number_of_cell = np.full(states.cells * table.setup.period, -1, dtype=np.int64)
     alone = group[syncs] < 0
@@ -314,4 +315,4 @@ def sends_beside(table: Table) -> Bools:
     """Ops that happen in pairs: a reduction, and the backward that fills its buckets."""
     if not table.setup.backward_sends:
         return np.zeros(len(table), bool)
-    return table.is_any(Kind.GradSync, Kind.B, Kind.W) & table.states.units.reduced[table.unit]
+    return table.where("uses_buckets") & table.states.units.reduced[table.unit]

@@ -20,24 +20,21 @@ TIER_WORDS = {HOST: "in host memory", DISK: "on disk"}
 @dataclass(frozen=True)
 class Waiting:
     """States of one sort that may wait in another tier between their uses. What waits is of the
-    families `<name>_host` and `<name>_disk`; what is used of it is in slots of the device."""
+    families `<name>_host` and `<name>_disk`; what is used of it is in slots of the device. The
+    kinds of op that move them say so (`Kind.moves`), and are about such units alone."""
 
     name: str
     setting: str  # of a member, which says in which tier: one of its fields
-    moves: tuple[str, ...]  # the kinds of op that move them, which are about such units alone
-    words: str
 
 
 WAITING = {
     row.name: row
     for row in (
-        Waiting("optimizer", "optimizer_tier", ("FetchOptimizer", "StoreOptimizer"), "optimizer"),
-        Waiting(
-            "view", "view_tier", ("FetchView_F", "FetchView_R", "FetchView_B", "StoreView"), "view"
-        ),
-        Waiting("input", "activation_tier", ("OffloadInput", "FetchInput"), "input"),
-        Waiting("gradient", "gradient_tier", ("FetchGradient", "StoreGradient"), "gradient"),
-        Waiting("saved", "activation_tier", ("Spill", "Fill"), "saved"),
+        Waiting("optimizer", "optimizer_tier"),
+        Waiting("view", "view_tier"),
+        Waiting("input", "activation_tier"),
+        Waiting("gradient", "gradient_tier"),
+        Waiting("saved", "activation_tier"),
     )
 }
 """By name."""

@@ -25,7 +25,7 @@ from ratrain.program.binding import READ, WRITE
 from ratrain.program.bounds import PeakBound, peak_bounds
 from ratrain.program.coverage import unlike, unmirrored
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
-from ratrain.program.kind import Kind, Lane, Partners, kinds
+from ratrain.program.kind import Kind, Lane, Partners
 from ratrain.program.program import Program
 from ratrain.program.table import Table, groups_of_holders, sends_beside, sites_of_ops
 from ratrain.program.text.family_groups import takes
@@ -212,7 +212,7 @@ def _forwards(table: Table) -> Iterator[Finding]:
     """Units that do not see a micro-batch forward exactly once. States alone do not tell: what a
     recovered last unit computes forward is the loss, which nothing reads."""
     units, states = table.states.units, table.states
-    forwards = np.flatnonzero(table.kind == Kind.F)
+    forwards = np.flatnonzero(table.where("is_forward"))
     g = table.unit[forwards]
     cells = states.unit_cell[g] + units.place(g, table.micro_batch[forwards])
     cells += table.step[forwards] * states.cells
@@ -279,7 +279,7 @@ def _saves(table: Table) -> Iterator[Finding]:
     """Units that a checkpoint misses, or has more than once. A program may save none."""
     units = table.states.units
     for step in range(table.setup.period):
-        saves = np.flatnonzero((table.kind == Kind.Save) & (table.step == step))
+        saves = np.flatnonzero(table.where("is_save") & (table.step == step))
         if not len(saves):
             continue
         counts = np.bincount(table.unit[saves], minlength=len(units.rank))
@@ -304,8 +304,6 @@ def _averages(table: Table) -> Iterator[Finding]:
 
 # ---- messages and collectives -----------------------------------------------------------
 
-_RECEIVE_OF = {Kind.SEND_F: Kind.RECV_F, Kind.SEND_B: Kind.RECV_B}
-
 
 def _partners(table: Table) -> Iterator[Finding]:
     """Ops that happen together must all be there."""
@@ -316,13 +314,13 @@ def _partners(table: Table) -> Iterator[Finding]:
     expected = _expected_partners(table)[together]
     for op in together[counts[inverse] != expected].tolist():
         kind = Kind(int(table.kind[op]))
-        if kind in (Kind.SEND_F, Kind.SEND_B):
-            rule, missing = Rule.MISSING_RECEIVE, "has no receive"
-        elif kind in (Kind.RECV_F, Kind.RECV_B):
+        if kind.receives is not None:
             rule, missing = Rule.MISSING_SEND, "has no send"
-        elif kind in (Kind.B, Kind.W, Kind.GradSync) and table.setup.backward_sends:
+        elif kind.is_message:
+            rule, missing = Rule.MISSING_RECEIVE, "has no receive"
+        elif kind.uses_buckets and table.setup.backward_sends:
             rule, missing = Rule.MISSING_PARTNER, "has no partner that sends, or fills, its buckets"
-        elif kind.partners is Partners.TIED:
+        elif kind.is_tie:
             rule, missing = Rule.MISSING_PARTNER, "is missing for the other copy"
         elif kind.partners is Partners.EVERYONE:
             rule, missing = Rule.MISSING_PARTNER, "does not appear exactly once on every rank"
@@ -340,7 +338,7 @@ def _expected_partners(table: Table) -> Ints:
     several = {Partners.HOLDERS: spelled_out, Partners.PEERS: spelled_out}
     several[Partners.EVERYONE] = everyone
     expected = np.full(len(table), 2, dtype=np.int64)
-    for kind in kinds():
+    for kind in Kind:
         if kind.partners in several:
             expected[table.kind == kind] = several[kind.partners][table.kind == kind]
     return np.where(sends_beside(table), 2 * spelled_out, expected)
@@ -348,8 +346,8 @@ def _expected_partners(table: Table) -> Ints:
 
 def _message_order(table: Table) -> Iterator[Finding]:
     """Between two ranks, messages of one direction are received in the order of their sends."""
-    for send, receive in _RECEIVE_OF.items():
-        sends, receives = np.flatnonzero(table.kind == send), np.flatnonzero(table.kind == receive)
+    for receive in (kind for kind in Kind if kind.receives is not None):
+        sends, receives = (np.flatnonzero(table.kind == k) for k in (receive.receives, receive))
         _, here, other = np.intersect1d(
             table.group[sends], table.group[receives], return_indices=True
         )

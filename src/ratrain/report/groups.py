@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ratrain.program.text.family_groups import FAMILY_GROUPS, OTHER, group_of, grouped
+from ratrain.program.families import GROUPS, OTHER
+from ratrain.program.text.family_groups import group_of, grouped
 from ratrain.timeline import palette
 from ratrain.timeline.palette import Colour
 
@@ -35,9 +36,7 @@ class MemoryGroup:
     colour: Colour
 
 
-MEMORY_GROUPS = tuple(
-    MemoryGroup(group.key, group.name, _COLOURS[group.key]) for group in FAMILY_GROUPS
-)
+MEMORY_GROUPS = tuple(MemoryGroup(key, name, _COLOURS[key]) for key, name in GROUPS.items())
 
 
 def shown_groups(keys: Iterable[str]) -> list[MemoryGroup]:

@@ -18,7 +18,7 @@ from importlib import resources
 import numpy as np
 
 from ratrain.program.actions import Action
-from ratrain.program.kind import Kind, Lane, kinds
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Replica, Unit, stage
 from ratrain.program.setup import Setup
@@ -127,7 +127,7 @@ def _costs(setting: Setting, program: Program) -> OpCosts:
         Kind.B: (setting.input_gradient_s + setting.weight_gradient_s) / parts,
         Kind.I: setting.input_gradient_s / parts,
         Kind.W: setting.weight_gradient_s / parts,
-        **{k: 0.0 for k in kinds() if k.is_message or k.is_barrier or k is Kind.UpdateShard},
+        **{k: 0.0 for k in Kind if k.is_message or k.is_barrier or k is Kind.UpdateShard},
         Kind.SEND_F: setting.message_s,
         Kind.SEND_B: setting.message_s,
     }

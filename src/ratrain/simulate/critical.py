@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratrain.program.kind import Kind, kind_names
+from ratrain.program.kind import Kind
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -49,7 +49,7 @@ def critical_times(table: Table, run: Run, window: Window) -> dict[tuple[int, st
     op, time_s = _path(table, run, window)
     keys, which = np.unique(_rank_and_kind(table, op), return_inverse=True)
     sums = np.bincount(which, weights=time_s)
-    kinds = len(kind_names())
+    kinds = len(Kind)
     return {
         (int(key) // kinds, Kind(int(key) % kinds).name): float(sum_s)
         for key, sum_s in zip(keys, sums, strict=True)
@@ -57,13 +57,13 @@ def critical_times(table: Table, run: Run, window: Window) -> dict[tuple[int, st
 
 
 def _rank_and_kind(table: Table, op: Ints) -> Ints:
-    return table.rank[op] * len(kind_names()) + table.kind[op]
+    return table.rank[op] * len(Kind) + table.kind[op]
 
 
 def _path(table: Table, run: Run, window: Window) -> tuple[Ints, Floats]:
     """The path's ops in order, and how much of the period each takes."""
     n = len(table)
-    ends = np.flatnonzero(table.is_any(Kind.B, Kind.W)) + window.period * n
+    ends = np.flatnonzero(table.where("adds_gradient")) + window.period * n
     node = int(ends[run.end_s[ends].argmax()])
     end_s = float(run.end_s[node])
     began_s = end_s - window.length_s

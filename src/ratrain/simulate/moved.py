@@ -12,8 +12,6 @@ from ratrain.program.table import Table
 from ratrain.program.tiers import DEVICE
 from ratrain.program.units import Ints
 
-_LANES = (Lane.OFFLOAD, Lane.FETCH, Lane.LOAD, Lane.STORE)
-
 
 @dataclass(frozen=True)
 class Moved:
@@ -42,7 +40,8 @@ class Moved:
 def moved_by(table: Table) -> tuple[Moved, ...]:
     """For each rank and tier below the device what is moved."""
     states, uses = table.states, table.uses
-    moves = np.isin(table.lane[uses.op], _LANES)  # a Save reads the version, not the bytes
+    lanes = np.array([bool(lane.moves) for lane in Lane])
+    moves = lanes[table.lane[uses.op]]  # a Save reads the version, not the bytes
     state_rank, size, mode = states.rank[uses.state], states.size_bytes[uses.state], uses.mode
 
     def moved(tier: str, rank: int) -> Moved:

@@ -80,7 +80,7 @@ def steady_window(table: Table, run: Run) -> Window:
 def _boundaries(table: Table, run: Run) -> Floats:
     """When the last backward of each step ends, over all periods."""
     steps = table.setup.period
-    ends = np.flatnonzero(table.is_any(Kind.B, Kind.W))
+    ends = np.flatnonzero(table.where("adds_gradient"))
     boundary_s = np.zeros((run.periods, steps))
     for period in range(run.periods):
         ended_s = run.end_s[period * len(table) + ends]
@@ -135,7 +135,7 @@ def _tails(table: Table, run: Run, period: int, lane: Ints) -> list[float]:
         return [0.0] * ranks
     # Rows: the step before the period, and its own steps.
     last_s = np.zeros((steps + 1, ranks))
-    backward = lane[table.is_any(Kind.B, Kind.W)[lane]]
+    backward = lane[table.where("adds_gradient")[lane]]
     for of_period, row in ((period - 1, table.step - steps + 1), (period, table.step + 1)):
         here = backward[row[backward] >= 0]
         np.maximum.at(last_s, (row[here], table.rank[here]), run.end_s[here + of_period * n])

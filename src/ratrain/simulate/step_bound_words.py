@@ -6,7 +6,6 @@ from typing import Any
 
 from ratrain.describe.units import counted, format_time
 from ratrain.program.kind import Kind, Lane
-from ratrain.program.text.awaited import op_words
 from ratrain.simulate.step_bound import ChainBound, Interval, StepBound, Work
 
 _ENDINGS = {Kind.B: "backward", Kind.I: "input gradient", Kind.W: "weight gradient"}
@@ -45,7 +44,7 @@ def _work(work: Work) -> str:
     who = f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + _listed([str(r) for r in ranks])
     if work.machine.lane is Lane.COMPUTE:
         return f"{who} computes for {time}"
-    kinds = _listed(list(dict.fromkeys(op_words(kind) for kind in work.kinds)))
+    kinds = _listed(list(dict.fromkeys(kind.words for kind in work.kinds)))
     of = "" if all(kind.is_message for kind in work.kinds) else f" of {counted(work.units, 'unit')}"
     where = "a link of" if work.machine.lane is None else "the lane of"
     return f"{kinds}{of} take {where} {who} {time}"

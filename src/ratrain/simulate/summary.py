@@ -7,11 +7,10 @@ from typing import Any
 
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted, format_bytes, format_long_time, format_time
-from ratrain.program.families import DEVICE
-from ratrain.program.kind import Waiting, kind_named
+from ratrain.program.families import DEVICE, GROUPS
+from ratrain.program.kind import Kind, Waiting
 from ratrain.program.setup import Setup
-from ratrain.program.text.awaited import AWAITED, op_words
-from ratrain.program.text.family_groups import group_name, grouped
+from ratrain.program.text.family_groups import grouped
 from ratrain.program.tiers import TIER_WORDS
 from ratrain.simulate.moved import Moved, moved_by
 from ratrain.simulate.result import RankTimes
@@ -151,7 +150,7 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
         most = f" on rank {moved.rank}, the most" if len(simulation.ranks) > 1 else ""
         yield from wrapped(f"{moved.tier}: {read} read and {written} written a step{most}")
     waits = ", ".join(
-        f"{AWAITED[kind]} {format_time(time_s)}"
+        f"{kind.words} {format_time(time_s)}"
         for kind, time_s in simulation.exposed_s.items()
         if time_s > 1e-4 * simulation.step_time_s
     )
@@ -209,7 +208,7 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
         budget = simulation.program.setup.budget_of(times.rank)
         if by_rank and budget:
             peak = f"{peak:>9} of {format_bytes(budget):>7}"
-        largest = f"{group_name(item)} {format_bytes(size)}"
+        largest = f"{GROUPS[item]} {format_bytes(size)}"
         yield f"{times.rank:4d}  {bar}  {busy:5.1f} % {peak:>{peak_width}}  {largest}"
 
 
@@ -233,7 +232,7 @@ def _critical(simulation: Simulation) -> Iterator[str]:
     by_work: dict[str, float] = {}
     by_rank: dict[int, float] = {}
     for part in simulation.critical:
-        work = op_words(kind_named(part.kind))
+        work = Kind.named(part.kind).words
         by_work[work] = by_work.get(work, 0.0) + part.time_s
         by_rank[part.rank] = by_rank.get(part.rank, 0.0) + part.time_s
     total = sum(by_work.values()) or 1.0

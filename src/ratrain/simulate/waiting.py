@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ratrain.program.kind import Lane, Waiting
-from ratrain.program.kind import kinds as all_kinds
+from ratrain.program.kind import Kind, Lane, Waiting
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -23,7 +22,7 @@ def waiting_times(table: Table, run: Run, period: int, lane: Ints) -> Floats:
     """
     n, ranks, kinds = len(table), table.setup.ranks, len(WAITS)
     bubble = WAITS.index(Waiting.BUBBLE)
-    numbers = np.array([WAITS.index(kind.waiting) for kind in all_kinds()])
+    numbers = np.array([WAITS.index(kind.waiting) for kind in Kind])
     waited_s = np.zeros(ranks * kinds)
 
     def add(rank: Ints, kind: Ints | int, time_s: Floats) -> None:

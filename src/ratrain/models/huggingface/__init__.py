@@ -1,4 +1,4 @@
-"""Hugging Face folders: read what a rank needs, write a whole model (the room's door to both)."""
+"""Hugging Face folders: read what a rank needs, write a whole model (the room's face for both)."""
 
 from __future__ import annotations
 

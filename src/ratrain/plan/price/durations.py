@@ -28,10 +28,10 @@ from ratrain.plan.layout.tiers import move_rate_bytes_per_s
 from ratrain.plan.layout.times import sums_of_op
 from ratrain.plan.price.reductions import reduction, tied_sum
 from ratrain.program.between import average_rounds
-from ratrain.program.kind import Cost, Kind, kinds
+from ratrain.program.kind import Cost, Kind
 from ratrain.program.replicas import Unit
 from ratrain.program.setup import Setup
-from ratrain.program.tiers import DISK, HOST
+from ratrain.program.tiers import DISK, HOST, WAITING
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Routes, Work, fixed_work
 
 
@@ -166,20 +166,21 @@ def costs_of_places(
     saving = _saves(setup, units, ports, job.train.rule.saved_bytes)
     priced[Cost.COPY_WEIGHTS] = _copied_weights(units, ports)
     priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
-    for cost, (tier, moved) in _MOVED.items():
-        priced[cost] = _moves(getattr(job, tier) or HOST, moved, setup, units, ports)
+    moves = {sort: _moves(job, sort, setup, units, ports) for sort in _MOVED}
+    sums = Cost.NOTHING if job.backend.sums_in_compute else Cost.TENSOR_SUM
+    priced[Cost.RECOVERED_SUM] = priced[sums]  # of compute's: what recovery hands on is not read
     if setup.tied:
         priced[Cost.TIE] = _ties(job, setup, units, ports)
     for name, seconds in OWN_COSTS.items():
         priced[name] = _declared(seconds, setup, units)
-    work = {k: priced[k.cost] for k in kinds() if k.cost in priced}
-    if job.backend.sums_in_compute:
-        work[Kind.AllReduce_R] = zero  # what a recovered unit hands on is not read
+    work = {k: priced[k.cost] for k in Kind if k.cost in priced}
+    work |= {k: moves[k.moves] for k in Kind if k.moves}
     return Costs(work, ports.rate)
 
 
 _COMPUTE: dict[Cost, Callable[[BlockTimes], float]] = {
     Cost.FORWARD: lambda times: times.forward_s,
+    Cost.RECOVERY: lambda times: times.forward_s,
     Cost.BACKWARD: lambda times: times.backward_s,
     Cost.INPUT_GRADIENT: lambda times: times.input_gradient_s,
     Cost.WEIGHT_GRADIENT: lambda times: times.later_s,
@@ -442,22 +443,23 @@ def _kept_view(setup: Setup, unit: Unit, place: UnitPlace) -> float:
     return unit.view_bytes / (_owners(setup, place) if per_use else 1)
 
 
-_MOVED: dict[Cost, tuple[str, Moved]] = {
-    Cost.MOVE_OPTIMIZER: ("optimizer_tier", _owned_optimizer),
-    Cost.MOVE_VIEW: ("view_tier", _kept_view),
-    Cost.MOVE_GRADIENT: ("gradient_tier", lambda _setup, unit, _place: unit.gradient_bytes),
-    Cost.MOVE_SAVED: ("activation_tier", lambda _setup, unit, _place: unit.saved_bytes),
-    Cost.COPY_INPUT: ("activation_tier", lambda _setup, unit, _place: unit.input_bytes),
+_MOVED: dict[str, Moved] = {
+    "optimizer": _owned_optimizer,
+    "view": _kept_view,
+    "gradient": lambda _setup, unit, _place: unit.gradient_bytes,
+    "saved": lambda _setup, unit, _place: unit.saved_bytes,
+    "input": lambda _setup, unit, _place: unit.input_bytes,
 }
-"""For each cost the key of a job that says where to, and how much."""
+"""Of each sort of states that may wait elsewhere (`tiers.WAITING`)."""
 
 
 def _moves(
-    tier: str, moved: Moved, setup: Setup, units: Sequence[UnitPlace], ports: _Ports
+    job: JobSpec, sort: str, setup: Setup, units: Sequence[UnitPlace], ports: _Ports
 ) -> Work:
     """What of each unit goes to the tier in which it waits, or back, over the device's own link to
     it; it takes no time where none is described."""
     described = [unit for member in setup.members for unit in member.units]
+    tier, moved = getattr(job, WAITING[sort].setting) or HOST, _MOVED[sort]
     port = ports.disk if tier == DISK else ports.host
     transfers: list[Transfer] = []
     links: list[int] = []

@@ -59,7 +59,7 @@ def _fullest(steps: Steps, pipeline: int, virtual: int) -> Ints:
         if kind is Kind.F:
             held[chunk] += 1
             moments.add(tuple(held))
-        elif kind in (Kind.B, Kind.W):
+        elif kind.adds_gradient:
             held[chunk] -= 1
     candidates = np.array(sorted(moments, reverse=True), dtype=np.int64)
     beaten = [

@@ -17,9 +17,8 @@ from ratrain.plan.price.bill import bill_of
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.search.layouts import Progress, Tried, search_layouts
 from ratrain.program.binding import FREE
-from ratrain.program.kind import kind_named
 from ratrain.program.strategies import STRATEGIES, apply_strategy
-from ratrain.program.tiers import DEVICE, TIER_WORDS, WAITING
+from ratrain.program.tiers import DEVICE, TIER_WORDS
 
 MOST_TOKENS = 1 << 20
 """Of a sequence, in search of the longest one."""
@@ -130,8 +129,7 @@ def _moved_bytes(job: JobSpec, best: Tried | None) -> int:
     table = apply_strategy(best.plan.strategy, best.plan.setup, best.plan.choices).table
     uses, states = table.uses, table.states
     below = np.array([family.tier != DEVICE for family in states.families])[states.family]
-    moves = table.is_any(*(kind_named(kind) for row in WAITING.values() for kind in row.moves))
-    moved = below[uses.state] & (uses.mode != FREE) & moves[uses.op]
+    moved = below[uses.state] & (uses.mode != FREE) & table.where("moves")[uses.op]
     sizes = np.bincount(
         table.rank[uses.op[moved]], weights=states.size_bytes[uses.state[moved]].astype(float)
     )

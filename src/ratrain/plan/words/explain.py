@@ -52,9 +52,9 @@ from ratrain.plan.words.planned import (
     wrapped,
 )
 from ratrain.program.bounds import PeakBound
+from ratrain.program.families import GROUPS
 from ratrain.program.kind import Waiting
-from ratrain.program.text.awaited import AWAITED
-from ratrain.program.text.family_groups import group_name, grouped, takes
+from ratrain.program.text.family_groups import grouped, takes
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
@@ -278,7 +278,7 @@ def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[Kind
         )
     kind, exposed_s = max(simulation.exposed_s.items(), key=lambda pair: pair[1])
     if exposed_s > step_s - _work_s(busiest) / 2 - step_s / 2:
-        return f"communication: a rank waits {format_time(exposed_s)} for {AWAITED[kind]}"
+        return f"communication: a rank waits {format_time(exposed_s)} for {kind.words}"
     share = 100 * _work_s(busiest) / step_s
     return f"compute: rank {busiest.rank} is busy for {share:.1f} % of the step"
 
@@ -359,7 +359,7 @@ def _bill(explained: Explanation) -> Iterator[str]:
     groups = [grouped(bound.by_family) for bound in shown]
     for key in sorted(sorted({*groups[0], *groups[-1]}), key=lambda key: -groups[0].get(key, 0)):
         sizes = [format_bytes(of_groups.get(key, 0)) for of_groups in groups]
-        yield f"  {group_name(key):<18}" + "".join(f"{size:>20}" for size in sizes)
+        yield f"  {GROUPS[key]:<18}" + "".join(f"{size:>20}" for size in sizes)
 
 
 def _time(explained: Explanation) -> Iterator[str]:
@@ -372,7 +372,7 @@ def _time(explained: Explanation) -> Iterator[str]:
         "forward and backward": busiest.compute_s,
         "recovery": busiest.recovery_s,
         "sending and receiving": busiest.driving_s,
-        **{f"waits for {AWAITED[kind]}": s for kind, s in busiest.waiting_s.items()},
+        **{f"waits for {kind.words}": s for kind, s in busiest.waiting_s.items()},
     }
     for name, time_s in parts.items():
         if time_s > 5e-4 * step_s:

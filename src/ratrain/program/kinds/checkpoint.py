@@ -25,4 +25,4 @@ def _save(b: Binding, ops: Ops) -> None:
         b.reads(sent, new_residual(b, sent))
 
 
-declare("Save", Lane.DISK, Scope.UNIT, _save, cost=Cost.SAVE, method="save")
+declare("Save", Lane.DISK, Scope.UNIT, _save, cost=Cost.SAVE, method="save", is_save=True)

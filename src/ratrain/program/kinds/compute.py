@@ -133,7 +133,7 @@ def transit(b: Binding, ops: Ops) -> Ref:
 
 
 def _makes_gradient(b: Binding) -> Bools:
-    return b.is_any(Kind.B, Kind.W) & b.unit.trained[b.every().unit]
+    return b.where("adds_gradient") & b.unit.trained[b.every().unit]
 
 
 def _hand_back(b: Binding, ops: Ops) -> None:
@@ -145,14 +145,33 @@ def _hand_back(b: Binding, ops: Ops) -> None:
 
 
 _CELL = Lane.COMPUTE, Scope.UNIT_MICRO_BATCH
-declare("F", *_CELL, _forward, cost=Cost.FORWARD, method="forward", picture_width=1)
-declare("B", *_CELL, _backward, cost=Cost.BACKWARD, method="backward", picture_width=2)
+declare(
+    "F",
+    *_CELL,
+    _forward,
+    cost=Cost.FORWARD,
+    method="forward",
+    words="forward",
+    picture_width=1,
+    is_forward=True,
+)
+declare(
+    "B",
+    *_CELL,
+    _backward,
+    cost=Cost.BACKWARD,
+    method="backward",
+    words="backward",
+    picture_width=2,
+    adds_gradient=True,
+)
 declare(
     "I",
     *_CELL,
     _input_gradient,
     cost=Cost.INPUT_GRADIENT,
     method="input_gradient",
+    words="input gradients",
     picture_width=1,
 )
 declare(
@@ -161,6 +180,16 @@ declare(
     _weight_gradient,
     cost=Cost.WEIGHT_GRADIENT,
     method="weight_gradient",
+    words="weight gradients",
+    picture_width=1,
+    adds_gradient=True,
+)
+declare(
+    "R",
+    *_CELL,
+    _recover,
+    cost=Cost.RECOVERY,
+    method="recover",
+    words="recovery",
     picture_width=1,
 )
-declare("R", *_CELL, _recover, cost=Cost.FORWARD, method="recover", picture_width=1)

@@ -7,7 +7,7 @@ number: the tensors of a larger number are sent in parts, and are joined where t
 from __future__ import annotations
 
 from ratrain.program.binding import Binding, Ops, Ref
-from ratrain.program.kind import Cost, Lane, Partners, Scope
+from ratrain.program.kind import Cost, Kind, Lane, Partners, Scope
 from ratrain.program.kinds.inputs import made_input
 from ratrain.program.rules import declare
 from ratrain.program.units import Ints
@@ -62,6 +62,7 @@ declare(
     partners=Partners.PREVIOUS_STAGE,
     cost=Cost.RECEIVE_INPUT,
     method="receive_input",
+    receives=Kind.SEND_F,
 )
 declare(
     "SEND_B",
@@ -80,4 +81,5 @@ declare(
     partners=Partners.NEXT_STAGE,
     cost=Cost.RECEIVE_GRADIENT,
     method="receive_gradient",
+    receives=Kind.SEND_B,
 )

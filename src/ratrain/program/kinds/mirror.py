@@ -51,6 +51,7 @@ declare(
     cost=Cost.NORM,
     method="commit",
     needs_whole_gradient=True,
+    is_commit=True,
 )
 declare(
     "MirrorUpdate",

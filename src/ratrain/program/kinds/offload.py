@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from ratrain.program.binding import Binding, Ops, Ref
-from ratrain.program.kind import Cost, Lane, Scope
+from ratrain.program.kind import Lane, Scope
 from ratrain.program.kinds.inputs import fetched_input, made_input
 from ratrain.program.rules import declare
 from ratrain.program.tiers import DISK, HOST, waiting_family
@@ -94,58 +94,32 @@ def _fill(b: Binding, ops: Ops) -> None:
 
 
 _CELL = Scope.UNIT_MICRO_BATCH
+declare("OffloadInput", Lane.OFFLOAD, _CELL, _offload_input, moves="input", method="offload_input")
+declare("FetchInput", Lane.FETCH, _CELL, _fetch_input, moves="input", method="fetch_input")
 declare(
-    "OffloadInput",
-    Lane.OFFLOAD,
-    _CELL,
-    _offload_input,
-    cost=Cost.COPY_INPUT,
-    method="offload_input",
-)
-declare("FetchInput", Lane.FETCH, _CELL, _fetch_input, cost=Cost.COPY_INPUT, method="fetch_input")
-declare(
-    "FetchOptimizer",
-    Lane.LOAD,
-    Scope.UNIT,
-    _fetch_optimizer,
-    cost=Cost.MOVE_OPTIMIZER,
-    method="fetch_optimizer",
+    "FetchOptimizer", Lane.LOAD, Scope.UNIT, _fetch_optimizer, moves="optimizer", method="fetch"
 )
 declare(
     "StoreOptimizer",
     Lane.STORE,
     Scope.UNIT,
     _store_optimizer,
-    cost=Cost.MOVE_OPTIMIZER,
-    method="store_optimizer",
+    moves="optimizer",
+    method="store",
     renews=tuple(waiting_family("optimizer", tier) for tier in (HOST, DISK)),
 )
 for _name in ("FetchView_F", "FetchView_R", "FetchView_B"):
-    declare(_name, Lane.FETCH, _CELL, _fetch_view, cost=Cost.MOVE_VIEW, method="fetch_view")
+    declare(_name, Lane.FETCH, _CELL, _fetch_view, moves="view", method="fetch")
 declare(
     "StoreView",
     Lane.OFFLOAD,
     Scope.UNIT,
     _store_view,
-    cost=Cost.MOVE_VIEW,
-    method="store_view",
+    moves="view",
+    method="store",
     renews=tuple(waiting_family("view", tier) for tier in (HOST, DISK)),
 )
-declare(
-    "FetchGradient",
-    Lane.FETCH,
-    _CELL,
-    _fetch_gradient,
-    cost=Cost.MOVE_GRADIENT,
-    method="fetch_gradient",
-)
-declare(
-    "StoreGradient",
-    Lane.OFFLOAD,
-    _CELL,
-    _store_gradient,
-    cost=Cost.MOVE_GRADIENT,
-    method="store_gradient",
-)
-declare("Spill", Lane.OFFLOAD, _CELL, _spill, cost=Cost.MOVE_SAVED, method="spill")
-declare("Fill", Lane.FETCH, _CELL, _fill, cost=Cost.MOVE_SAVED, method="fill")
+declare("FetchGradient", Lane.FETCH, _CELL, _fetch_gradient, moves="gradient", method="fetch")
+declare("StoreGradient", Lane.OFFLOAD, _CELL, _store_gradient, moves="gradient", method="store")
+declare("Spill", Lane.OFFLOAD, _CELL, _spill, moves="saved", method="spill")
+declare("Fill", Lane.FETCH, _CELL, _fill, moves="saved", method="fill")

@@ -35,5 +35,5 @@ def _sum_backward(b: Binding, ops: Ops) -> None:
 
 _SUM = Lane.TENSOR, Scope.UNIT_MICRO_BATCH
 declare("AllReduce_F", *_SUM, _sum_forward, cost=Cost.TENSOR_SUM, method="sum_output")
-declare("AllReduce_R", *_SUM, _sum_recovery, cost=Cost.TENSOR_SUM)
+declare("AllReduce_R", *_SUM, _sum_recovery, cost=Cost.RECOVERED_SUM)
 declare("AllReduce_B", *_SUM, _sum_backward, cost=Cost.TENSOR_SUM, method="sum_gradient")

@@ -52,7 +52,7 @@ def average_weights(
     """
     setup = replace(program.setup, period=steps, averages=averages, outer=outer, average_wire=wire)
     apart = {name for name, count in setup.holders.items() if count > setup.peers[name]}
-    kind = Kind.AverageCopy if averages is Averages.EARLY_START else Kind.AverageW
+    kind = Kind.named(averages.op)
 
     def averaged(rank: int, kind: Kind, order: Lane, of_order: Kind) -> Iterator[Action]:
         """An op of a kind for each unit that it is averaged in its turn, in a lane's order."""

@@ -211,7 +211,7 @@ def _stays_of_gradients(program: Program, rank: int) -> list[_Stay]:
     latest: dict[tuple[int, int], _Stay] = {}
     for action in program.lane(rank, Lane.COMPUTE):
         unit = action.stage, action.unit
-        if action.kind not in _ADDING or held[unit[0]].units[unit[1]].frozen:
+        if not action.kind.adds_gradient or held[unit[0]].units[unit[1]].frozen:
             continue
         if setup.per_micro_batch and setup.is_shared(held[unit[0]].units[unit[1]].name):
             continue
@@ -279,7 +279,7 @@ def _by_first_use(program: Program, rank: int, actions: Iterable[Action]) -> lis
     """Moves in the order in which compute first uses what they move."""
     place: dict[Use, int] = {}
     for at, (kind, stage, unit, micro_batch, _) in enumerate(program.lane(rank, Lane.COMPUTE)):
-        for fetch in (_USES.get(kind), Kind.FetchGradient if kind in _ADDING else None):
+        for fetch in (_USES.get(kind), Kind.FetchGradient if kind.adds_gradient else None):
             if fetch:
                 place.setdefault((fetch, stage, unit, micro_batch), at)
 
@@ -290,8 +290,6 @@ def _by_first_use(program: Program, rank: int, actions: Iterable[Action]) -> lis
     return sorted(actions, key=first_use)
 
 
-_ADDING = (Kind.B, Kind.W)
-"""What adds to a gradient: where backward is split, long after the gradients of inputs."""
 _LIKE = {
     Kind.OffloadInput: Kind.FetchView_F,
     Kind.Spill: Kind.FetchView_F,

@@ -8,12 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from ratrain.program.actions import NONE, Action
-from ratrain.program.columns import KIND, MICRO_BATCH, STAGE, UNIT, Rows, as_columns, of_kinds
+from ratrain.program.columns import KIND, MICRO_BATCH, STAGE, UNIT, Rows, as_columns
 from ratrain.program.kind import Kind, Lane, kinds_where
 from ratrain.program.program import Program
 
-_ENDING = (Kind.B, Kind.W)
-"""What ends a micro-batch's part of a gradient."""
 TRANSIT_SLOTS = 2
 """Gradients on their way to their owners at once: one leaving, one being filled."""
 
@@ -79,7 +77,7 @@ def completion_order(program: Program, rank: int) -> list[tuple[int, int, int]]:
     micro-batch is NONE (-1). Units without a micro-batch come first, the last of them ahead.
     """
     rows = as_columns(program.lanes).rows_of((rank, Lane.COMPUTE))
-    made = rows[of_kinds(rows, *_ENDING)][:, [STAGE, UNIT, MICRO_BATCH]]
+    made = rows[kinds_where("adds_gradient")[rows[:, KIND]]][:, [STAGE, UNIT, MICRO_BATCH]]
     if not program.setup.per_micro_batch:
         backwards = made[::-1]
         units = backwards[:, 0] * (int(made[:, 1].max(initial=0)) + 1) + backwards[:, 1]

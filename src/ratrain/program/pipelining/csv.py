@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
-from ratrain.program.kind import Kind, kind_named
+from ratrain.program.kind import Kind
 from ratrain.program.pipelining.cells import Schedule, steps_of
 from ratrain.program.pipelining.reading import read_schedule
 from ratrain.program.pipelining.stages import micro_batches_of, ranks_of_stages
@@ -164,7 +164,7 @@ def compute_orders(schedule: Schedule) -> dict[int, list[Step]]:
     B in one, one after the other, as PyTorch's runtime computes them."""
     return {
         rank: [
-            (kind_named(step), action.stage, action.micro_batch)
+            (Kind.named(step), action.stage, action.micro_batch)
             for action in schedule.row(rank)
             for step in steps_of(action)
         ]

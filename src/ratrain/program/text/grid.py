@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.program.kind import Kind, Lane, kinds
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.units import Ints
 from ratrain.program.walk import walk
 from ratrain.timeline.palette import class_of
@@ -41,7 +41,7 @@ class Clock:
 def unit_clock(table: Table) -> Clock:
     """The `Clock` of one step: every op starts as soon as all it waits for has ended."""
     n = len(table)
-    takes = np.array([kind.picture_width for kind in kinds()], dtype=np.int64)[table.kind]
+    takes = np.array([kind.picture_width for kind in Kind], dtype=np.int64)[table.kind]
     takes *= table.states.units.joined[table.unit]
     followers: list[list[int]] = [[] for _ in range(n)]
     sources: list[int] = table.edges.inside.source.tolist()

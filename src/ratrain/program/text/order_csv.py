@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ratrain.errors import ProgramError
-from ratrain.program.kind import Kind, Lane, kind_named
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.pipelining.csv import COMPUTE, Step, read_csv
 from ratrain.program.plain import Transfer, UnitStep
 from ratrain.program.skeletons import Written
@@ -114,7 +114,7 @@ def _unit_cell(word: str, place: str) -> tuple[Kind, int, int, int]:
             place=place,
             fix=f"write e.g. 0.3F0; kinds are {', '.join(_NAMES)}",
         )
-    kind = kind_named(match[3])
+    kind = Kind.named(match[3])
     if (kind in COMPUTE) != bool(match[4]):
         wrong = "does not name a micro-batch" if kind in COMPUTE else "names a micro-batch"
         raise ProgramError(

@@ -26,7 +26,6 @@ from ratrain.program.text.form import (
 from ratrain.program.text.values import (
     FIXES,
     HEADER_FIELDS,
-    LANES,
     MEMBER_FIELDS,
     count_of,
     flag_of,
@@ -285,11 +284,10 @@ class _Reader:
         if len(rest) < 2:
             raise self._wrong("a rank line names a rank and a lane", "write e.g. rank 0 compute")
         rank = self._parsed("rank", rest[0], count_of)
-        lane = LANES.get(rest[1])
-        if lane is None:
-            raise self._wrong(
-                f"{shown(rest[1])} does not name a lane", f"use one of {', '.join(LANES)}"
-            )
+        if not (rest[1].islower() and Lane.has(rest[1].upper())):
+            known = ", ".join(lane.word for lane in Lane)
+            raise self._wrong(f"{shown(rest[1])} does not name a lane", f"use one of {known}")
+        lane = Lane.named(rest[1].upper())
         if (rank, lane) in self._lanes:
             raise self._wrong(f"rank {rank} {lane.word} is given twice", "join the two lines")
         words = rest[2:]

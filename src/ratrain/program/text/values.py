@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from ratrain.program.kind import Lane
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation, Averages
 from ratrain.program.text.form import MOST_BYTES, MOST_COUNT
@@ -53,7 +52,6 @@ def names_of(word: str) -> tuple[str, ...]:
     return tuple(map(name_of, word.split(",")))
 
 
-LANES = {lane.word: lane for lane in Lane}
 MEMBER_FIELDS: dict[str, Callable[[str], object]] = {
     "tensor": count_of,
     "serves": numbers_of,

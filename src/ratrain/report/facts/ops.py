@@ -83,7 +83,7 @@ class Ops:
         both of its ends."""
         end_s = times.end_s[step]
         ended_s = times.end_s[step - 1] if step else np.full_like(end_s, np.nan)
-        last = np.flatnonzero(np.isin(self.table.kind, [Kind.B, Kind.W]) & ~np.isnan(end_s))
+        last = np.flatnonzero(self.table.where("adds_gradient") & ~np.isnan(end_s))
         if not len(last):
             return []
         node, path = int(last[end_s[last].argmax()]), list[int]()

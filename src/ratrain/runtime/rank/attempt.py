@@ -1,4 +1,4 @@
-"""Which meeting of a run's ranks is the last: it alone writes into the run's folder.
+"""Which rendezvous of a run's ranks is the last: it alone writes into the run's folder.
 
 A rank 0 that hung, or was cut off, may wake up when others have met without it: what it was told
 before is enough for a line in the metrics, or for the name of a checkpoint, which are no news then.
@@ -14,7 +14,7 @@ from ratrain.readers.writing import write_whole
 
 
 class Attempt:
-    """One meeting, seen from its rank 0. A later one puts another file in the place of its own."""
+    """One, seen from its rank 0. A later one puts another file in the place of its own."""
 
     def __init__(self, owner: Path) -> None:
         owner.mkdir(exist_ok=True)

@@ -18,6 +18,7 @@ from ratrain.describe.model import config_hash
 from ratrain.devices import Device
 from ratrain.errors import OF_ANOTHER, PeerDown, RatrainError
 from ratrain.objects.client import close_stores
+from ratrain.plugins import named
 from ratrain.program.promise import loss_words
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.kept_metrics import lost_steps
@@ -29,7 +30,7 @@ from ratrain.runtime.rank.folder_lock import FolderLock
 from ratrain.runtime.rank.joining.agreement import Reading, agree, read_run
 from ratrain.runtime.rank.joining.call_back import CallBack
 from ratrain.runtime.rank.joining.networks import network_of
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join, told_by_all
+from ratrain.runtime.rank.joining.rendezvous import Joined, join, told_by_all
 from ratrain.runtime.rank.joining.seating import seated
 from ratrain.runtime.rank.live import NOTHING, LiveReader, LiveStates, live_states
 from ratrain.runtime.rank.metrics import samples_row, validation_row
@@ -47,7 +48,6 @@ from ratrain.runtime.run_folder import RunFolder, site_weights
 from ratrain.runtime.seats import parts_of_units
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.below import Tier
-from ratrain.runtime.step.ops import RankOps
 from ratrain.runtime.step.schedule import held_sum, persistent_of
 from ratrain.runtime.step.tensor_parts import stored_sizes
 
@@ -84,14 +84,14 @@ class Episode:
         launch, secret = self._launch, _secret(folder, reading)
         if self._process.orders is not None:
             self._process.orders.say(MEETS)
-        rendezvous = join(launch, secret, timeout_s, self._call_back)
+        joined = join(launch, secret, timeout_s, self._call_back)
         if launch.place is not None:
-            rendezvous = seated(rendezvous, launch, folder, reading, secret, timeout_s)
-        rank = lock.rank = log.rank = rendezvous.rank
-        rendezvous.broadcast.wait_up_to(TOKENISING_S)
-        context = _agreed(folder, rank, reading, rendezvous, lock, log)
-        rendezvous.broadcast.wait_up_to(timeout_s)
-        return self._trained(context, rendezvous)
+            joined = seated(joined, launch, folder, reading, secret, timeout_s)
+        rank = lock.rank = log.rank = joined.rank
+        joined.broadcast.wait_up_to(TOKENISING_S)
+        context = _agreed(folder, rank, reading, joined, lock, log)
+        joined.broadcast.wait_up_to(timeout_s)
+        return self._trained(context, joined)
 
     def interrupt(self, error: BaseException) -> None:
         """Ends it with an error found elsewhere; from any thread."""
@@ -119,18 +119,18 @@ class Episode:
         self._closing.close()
         gc.collect()  # gradients and activations
 
-    def _trained(self, context: RankContext, rendezvous: Rendezvous) -> bool:
+    def _trained(self, context: RankContext, joined: Joined) -> bool:
         process, rank = self._process, context.seat.world_rank
         folder, log = context.folder, context.log
         device, memory = process.devices(context.job, context.spec, context.membership)
         torch.set_num_threads(context.spec.threads)
-        live = self._live(context, rendezvous)
+        live = self._live(context, joined)
         network, links = network_of(
             context.program,
             context.spec.seats,
             context.seat,
             device,
-            rendezvous,
+            joined,
             context.job.train.timeout_s,
             context.spec.hosts,
             live.needs(rank) if live else (),
@@ -180,10 +180,10 @@ class Episode:
                 sampled=sampled,
                 failing=process.tell_cause,
                 tiers=tiers,
-                ops=RankOps if check is None else CheckedOps,
+                ops=named(context.job.backend.ops) if check is None else CheckedOps,
             )
 
-        together = Together(rank, context.membership, rendezvous.everybody)
+        together = Together(rank, context.membership, joined.everybody)
         live_states = (live, reader) if live and reader else None
         run = begun(folder, context.job, context.spec, identity, together, built, live_states)
         self._run = run
@@ -199,11 +199,11 @@ class Episode:
         # engine starts ranks again, what was timed before is still good: our own launcher removes
         # it.
         is_timed = bool(run.first_step and folder.predicted.exists())
-        timed = rendezvous.everybody("timed" if is_timed else "")
+        timed = joined.everybody("timed" if is_timed else "")
         process.kept = NOTHING  # all have what they need
         if timed[0] != "timed":
             calibrated(context, run, network, memory, device)
-        rendezvous.broadcast.close()
+        joined.broadcast.close()
         saving = _save_spec(context, {KEY: identity, **frozen})
         saver = CheckpointSaver(
             saving,
@@ -240,14 +240,14 @@ class Episode:
         log.say(f"{ending}: step {run.end_step} of {context.spec.end_step}")
         return finished
 
-    def _live(self, context: RankContext, rendezvous: Rendezvous) -> LiveStates | None:
+    def _live(self, context: RankContext, joined: Joined) -> LiveStates | None:
         """What survivors of an episode hold together, where that is enough to go on from."""
         setup, rank = context.program.setup, context.seat.program_rank
         budget_bytes, room_bytes = setup.budget_of(rank), None
         if budget_bytes is not None:
             room_bytes = budget_bytes - held_sum(persistent_of(context.program.table, rank))
         words = self._process.kept.words(room_bytes, survived=self.number > 0)
-        told = told_by_all(rendezvous.everybody(words))
+        told = told_by_all(joined.everybody(words))
         live = live_states(context.job.model.spec, setup, context.spec.seats, told)
         if context.seat.world_rank == 0 and any(of_rank["survived"] for of_rank in told):
             source = "what the survivors hold" if live else "the latest checkpoint"
@@ -281,20 +281,18 @@ def _agreed(
     folder: RunFolder,
     rank: int,
     reading: Reading,
-    rendezvous: Rendezvous,
+    joined: Joined,
     lock: FolderLock,
     log: RankLog,
 ) -> RankContext:
     """What all ranks have agreed on; raises the same error on all of them where they have not."""
     reading = reading.with_data(log.counting("tokenising"))
-    membership = agree(folder, reading, rendezvous.everybody)
+    membership = agree(folder, reading, joined.everybody)
     log.set_first_on_host(membership.logs(rank))
     log.say(membership.words(rank, all_hosts=log.for_all_hosts))
     spec, job, program, data = reading.spec, reading.job, reading.program, reading.data
     assert spec is not None and job is not None and program is not None and data is not None
-    membership = lock.settle(
-        membership, rendezvous.everybody, disks=job.checkpoint.disks, say=log.say
-    )
+    membership = lock.settle(membership, joined.everybody, disks=job.checkpoint.disks, say=log.say)
     forget_failure(folder, rank)
     if len(membership.disks) > 1:
         log.say(

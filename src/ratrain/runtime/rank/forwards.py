@@ -30,6 +30,7 @@ class Shared:
     clipping: Clipping
     ledgers: Ledgers
     device: Device
+    ops: type[RankOps]
 
 
 class Forwards:
@@ -37,13 +38,17 @@ class Forwards:
     group have the same, of which the first tells. `counts`: and speaks for its replica."""
 
     def __init__(
-        self, program: Program, shared: Shared, batches: Batches, ops: type[RankOps] = RankOps
+        self,
+        program: Program,
+        shared: Shared,
+        batches: Batches,
+        ops: type[RankOps] | None = None,
     ) -> None:
         schedule = schedule_of(program, shared.seat.program_rank)
         self.network, self.states = shared.network, shared.states
         self.tells = shared.seat.division.rank == 0 and any(unit.last for unit in schedule.units)
         self.counts = self.tells and is_first_of_last_stage(schedule)
-        self.ops = ops(
+        self.ops = (ops or shared.ops)(
             schedule,
             shared.states,
             shared.network,

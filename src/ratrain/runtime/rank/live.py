@@ -146,7 +146,7 @@ def kept_of(
         if not unit.trained:
             continue
         has_more = unit.own or unit.residual is not None or unit.outer is not None
-        if has_more or unit.slots is not None or unit.local.index in states.away:
+        if has_more or unit.slots is not None or unit.local.index in states.away["optimizer"]:
             return NOTHING
         for held in filter(None, (unit, unit.mirror)):
             part = held.part

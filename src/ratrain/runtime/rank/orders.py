@@ -4,7 +4,7 @@
                        "trains"     its steps begin
                        "back"       its lanes are called back, after a loss; it waits
     launcher -> rank   "back"       another rank is lost: call lanes back
-                       {"rank", "ranks_here", "meeting": {"world_size", "address", "port", "start"}}
+                       {"rank", "ranks_here", "rendezvous"}
                                     begin the next episode there
 
 A rank that has no such socket ends when another is lost, as under any engine's launcher.
@@ -32,7 +32,7 @@ MEETS, TRAINS, BACK = "meets", "trains", "back"
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where the ranks of one start meet. `start`: what the launcher calls it, each time otherwise:
     a rank of an earlier start, on a host that was cut off, must not come to another one's."""
 
@@ -53,12 +53,12 @@ class Order:
 
     rank: Natural
     ranks_here: Count  # on its host
-    meeting: Meeting
+    rendezvous: Rendezvous
 
     def launch(self, before: Launch) -> Launch:
         """The same as what a launcher passes to a process that it starts."""
         own = {"rank": self.rank, "ranks_here": self.ranks_here}
-        return replace(before, **own, **asdict(self.meeting), listener=None)
+        return replace(before, **own, **asdict(self.rendezvous), listener=None)
 
 
 def words_of(order: Order | str) -> bytes:

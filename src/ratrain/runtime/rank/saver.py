@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,17 +235,17 @@ def written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iter
         if entry is not None:
             begin = share.start - part.begin
             yield entry, _pieces(buffer, begin, begin + entry.elements, whole=optimizer.whole)
-    shared = (unit.outer.weights, unit.outer.momentum) if unit.outer else ()
-    for kind, values in zip((OUTER_WEIGHTS, OUTER_MOMENTUM), shared, strict=bool(shared)):
-        parts = (clipped(name, kind, run.start, run.stop, size) for run in unit.saves)
+    outer: list[tuple[str, Tensor, Sequence[slice]]] = []
+    if unit.outer is not None:
+        outer.append((OUTER_WEIGHTS, unit.outer.weights, unit.saves))
+        outer.append((OUTER_MOMENTUM, unit.outer.momentum, unit.saves))
+        if unit.outer.residual is not None:
+            kind = own_kind(OUTER_RESIDUAL, *unit.own_place)
+            outer.append((kind, unit.outer.residual.kept, [share]))
+    for kind, values, runs in outer:
+        parts = (clipped(name, kind, run.start, run.stop, size) for run in runs)
         for entry in filter(None, parts):
             yield entry, iter([values[entry.begin - part.begin : entry.end - part.begin]])
-    if unit.outer is not None and unit.outer.residual is not None:
-        kind = own_kind(OUTER_RESIDUAL, *unit.own_place)
-        entry = clipped(name, kind, share.start, share.stop, size)
-        if entry is not None:
-            kept = unit.outer.residual.kept
-            yield entry, iter([kept[entry.begin - part.begin : entry.end - part.begin]])
     if unit.residual is not None:
         kind = residual_kind(unit.place, len(unit.holders))
         yield Entry(name, kind, 0, size, size), iter([unit.residual.kept[:size]])

@@ -15,7 +15,8 @@ from ratrain.devices import Device, Memory
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.stored_attention import REMADE, STORED
 from ratrain.models.units import Unit, unit_of
-from ratrain.program.kind import Kind, Lane
+from ratrain.plugins import named
+from ratrain.program.kind import Kind, Lane, Waiting
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
@@ -53,7 +54,6 @@ CALLED_BACK_S = 20.0
 MOST_RECORDED = 64
 """Steps of a period that are recorded whole, at most."""
 _OWN_UPDATES = (Kind.UpdateShard, Kind.MirrorUpdate)
-_NEIGHBOURS = (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B, Lane.TENSOR)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class RankRun:
         sampled: Callable[[int, Sampled], None] = lambda *_: None,
         failing: Callable[[BaseException], None] = lambda _: None,
         tiers: Mapping[str, Tier],
-        ops: type[RankOps] = RankOps,
+        ops: type[RankOps] = RankOps,  # what does them; those of validations are the backend's
     ) -> None:
         self._job, self._spec, self._seat = job, spec, seat
         self._stop_asked, self._failing = stop_asked, failing
@@ -124,7 +124,8 @@ class RankRun:
         self.holders = setup.holders
         self.replicas_apart = setup.apart if setup.averages.by_turns else 0
         self._budget_bytes = setup.budget_of(seat.program_rank)
-        self.sizes = self._sizes()
+        micro_batch, model = spec.micro_batch_of(seat.data), job.model
+        self.sizes = Sizes((micro_batch, model.sequence_length, model.spec.hidden))
         self._groups = dividing(setup, spec.seats)
         self._counted = CountedTokens()
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
@@ -198,9 +199,9 @@ class RankRun:
             self.ops.clipping,
             self.ledgers,
             device,
+            named(job.backend.ops),
         )
         self._validation = held_out and Validation(program, shared, held_out)
-        micro_batch = spec.micro_batch_of(seat.data)
         self._sampling = prompts and Sampling(program, shared, prompts, micro_batch)
         self._segment = (begin.step, begin.step)  # the steps between two validations
         self._reached = begin.step
@@ -374,9 +375,6 @@ class RankRun:
     def _other_lanes(self) -> list[Lanes]:
         return [each.lanes for each in (self._validation, self._sampling) if each is not None]
 
-    def _budget(self, tier: str) -> int | None:
-        return self.schedule.program.setup.budget_of(self.schedule.rank, tier)
-
     def records(self) -> dict[str, Any]:
         """Every op of the last steps, as words with times."""
         rows: list[Ran] = self.lanes.records()
@@ -459,10 +457,10 @@ class RankRun:
             step_time_s=now_s - self._step_began_s,
             compute_s=times.compute_s - stalled_s,
             recovery_s=times.recovery_s,
-            stages_s=sum(waited[lane] for lane in _NEIGHBOURS),
-            reduce_s=waited[Lane.REDUCE] + stalled_s,
-            gather_s=waited[Lane.GATHER],
-            update_s=waited[Lane.UPDATE],
+            stages_s=waited[Waiting.MESSAGE] + waited[Waiting.TENSOR],
+            reduce_s=waited[Waiting.REDUCE] + stalled_s,
+            gather_s=waited[Waiting.GATHER],
+            update_s=waited[Waiting.UPDATE],
             ledger_peak_bytes=float(self.ledger.peak.size_bytes),
             allocated_peak_bytes=float(self._allocator.peak_bytes)
             if self._allocator.counts
@@ -496,9 +494,3 @@ class RankRun:
             Recovery.NONE,
         )
         return REMADE if recovery is Recovery.SELECTIVE else STORED
-
-    def _sizes(self) -> Sizes:
-        length, spec = self._job.model.sequence_length, self._job.model.spec
-        return Sizes(
-            boundary=(self._spec.micro_batch_of(self._seat.data), length, spec.hidden),
-        )

@@ -22,7 +22,7 @@ from ratrain.engines.places import Place
 from ratrain.errors import SAVED_NOT_FINISHED, SpecError, TransportError
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, COMMAND, FOLLOWED, MERGED, launch_of
-from ratrain.runtime.rank.orders import BACK, Meeting
+from ratrain.runtime.rank.orders import BACK, Rendezvous
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
 from ratrain.runtime.run.world import HERE, World
@@ -47,7 +47,7 @@ class HostEpisode:
     """Which ranks a host has in an episode, and where they meet the others."""
 
     ranks: tuple[Natural, ...]
-    meeting: Meeting
+    rendezvous: Rendezvous
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def run_host_ranks(
     where it is on several; `follow_input`: orders come on standard input; `goes_on`: further
     episodes too; `alive`: whether who gives orders lives, where the end of standard input does not
     say it; `left_alone`: called at the end if not."""
-    environment = base_environment(first.meeting)
+    environment = base_environment(first.rendezvous)
     del environment[FOLLOWED]
     if len(networks) > 1:
         environment[ADDRESS] = ",".join(networks)
@@ -120,8 +120,8 @@ def run_share(folder: RunFolder, place: Place) -> int:
         )
     own = range(place.rank * each, (place.rank + 1) * each)
     launch = launch_of(os.environ, folder.path)
-    meeting = Meeting(ranks, launch.address, launch.port or DEFAULT_PORT)
-    return run_host_ranks(folder, HostEpisode(tuple(own), meeting), follow_input=False)
+    rendezvous = Rendezvous(ranks, launch.address, launch.port or DEFAULT_PORT)
+    return run_host_ranks(folder, HostEpisode(tuple(own), rendezvous), follow_input=False)
 
 
 def _say(line: str) -> None:
@@ -228,7 +228,7 @@ class Following:
             if order is None:
                 processes.call_back()
             else:
-                processes.go_on(order.ranks, order.meeting)
+                processes.go_on(order.ranks, order.rendezvous)
                 number += 1
         failed = processes.failed
         state = HostState(

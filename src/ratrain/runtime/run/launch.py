@@ -18,7 +18,7 @@ from ratrain.lab.cluster import Lab
 from ratrain.lab.crew import MASTER_PORT
 from ratrain.runtime.memory_here import KillWatch
 from ratrain.runtime.ownership import Claim, handed_on
-from ratrain.runtime.rank.orders import Meeting, new_start
+from ratrain.runtime.rank.orders import Rendezvous, new_start
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.first_cause import explained
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
@@ -69,9 +69,9 @@ def launch(
                 raise cause
             starting_again(cause, called_back)
             if called_back:
-                with _meeting(lab, spec) as (meeting, _):
+                with _rendezvous(lab, spec) as (rendezvous, _):
                     pass  # rank 0 listens there by itself
-                ranks.go_on(range(meeting.world_size), meeting)
+                ranks.go_on(range(rendezvous.world_size), rendezvous)
             else:
                 ranks = None
     tick()
@@ -81,8 +81,8 @@ def _started(folder: RunFolder, spec: RunSpec, lab: Lab | None, *, goes_on: bool
     for pattern in ("failure-*.json", "torch-*"):  # they would be taken for this attempt's
         for leftover in (folder.path / "ranks").glob(pattern):
             leftover.unlink()
-    with _meeting(lab, spec) as (meeting, listener):
-        ranks, environment = range(meeting.world_size), base_environment(meeting)
+    with _rendezvous(lab, spec) as (rendezvous, listener):
+        ranks, environment = range(rendezvous.world_size), base_environment(rendezvous)
         return RankProcesses(folder, ranks, environment, listener, goes_on=goes_on)
 
 
@@ -115,12 +115,14 @@ def all_back(ranks: RankProcesses) -> bool:
 
 
 @contextmanager
-def _meeting(lab: Lab | None, spec: RunSpec) -> Generator[tuple[Meeting, socket.socket | None]]:
+def _rendezvous(
+    lab: Lab | None, spec: RunSpec
+) -> Generator[tuple[Rendezvous, socket.socket | None]]:
     """Where the ranks find each other: at an address of the lab's network, which is its own, so any
     port is free there; else at this machine's own, where rank 0 inherits the listening socket."""
     if lab is not None:
         address = lab.places[spec.device_numbers[0]].address
-        yield Meeting(spec.seats.world_size, address, MASTER_PORT, new_start()), None
+        yield Rendezvous(spec.seats.world_size, address, MASTER_PORT, new_start()), None
         return
     try:
         listener = socket.create_server((LOOPBACK, 0))
@@ -133,7 +135,7 @@ def _meeting(lab: Lab | None, spec: RunSpec) -> Generator[tuple[Meeting, socket.
         ) from error
     with listener:
         address, port = listener.getsockname()
-        yield Meeting(spec.seats.world_size, address, port, new_start()), listener
+        yield Rendezvous(spec.seats.world_size, address, port, new_start()), listener
 
 
 def _clear(folder: RunFolder) -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 from ratrain.describe.runs_on import is_gpu
 from ratrain.engines.groups import Launchable, groups_of
 from ratrain.plan import load_job
+from ratrain.runtime.device_kinds import device_kinds
 from ratrain.runtime.run.hosts import hosts_of
 from ratrain.runtime.run_folder import RunFolder
 
 
 def launchable_run(folder: RunFolder, python: str) -> Launchable:
     """`python`: the hosts' own that has RATrain."""
-    from ratrain.runtime.rank.devices import device_kinds  # loads torch
-
     spec = folder.read_spec()
     job = load_job(Path(spec.job_path), spec.overrides)
     hosts = hosts_of(job, spec)

@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Protocol
 
 from ratrain.errors import SAVED_NOT_FINISHED, RunFailed, SpecError, TransportError
 from ratrain.readers.files import unwritable
 from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT, START
-from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Meeting, Order, words_of
+from ratrain.runtime.host import state_and_start
+from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order, Rendezvous, words_of
 from ratrain.runtime.rank.stop import END_AT_ONCE
 from ratrain.runtime.run.world import HERE, World
 from ratrain.runtime.run_folder import RunFolder
@@ -152,7 +152,7 @@ class RankProcesses:
             RankEnd(child.rank, lost) if child.waits else child.kill() for child in self._in_order
         ]
 
-    def go_on(self, ranks: Sequence[int], meeting: Meeting) -> None:
+    def go_on(self, ranks: Sequence[int], rendezvous: Rendezvous) -> None:
         """The next episode: those that wait play some of these ranks, as far as they can the ones
         they had; new processes play the others. Who does not wait is ended."""
         self.ends()
@@ -166,8 +166,8 @@ class RankProcesses:
             child.kill()
         self._children = list(seats.values())
         for rank, child in seats.items():
-            child.begin(Order(rank, len(ranks), meeting))
-        environment = base_environment(meeting)
+            child.begin(Order(rank, len(ranks), rendezvous))
+        environment = base_environment(rendezvous)
         environment["LOCAL_WORLD_SIZE"] = str(len(ranks))
         self._start([rank for rank in ranks if rank not in seats], environment, None)
 
@@ -314,7 +314,7 @@ class _Process:
 
     @property
     def is_stopped(self) -> bool:
-        return _is_stopped(self.pid)
+        return state_and_start(self.pid)[0] in ("T", "t")  # Linux; elsewhere no
 
     def order(self, order: Order | str) -> None:
         if self._line is not None:
@@ -332,18 +332,18 @@ class _Process:
                 hear(str(parse_json(word, "a rank")[0]))
 
 
-def base_environment(meeting: Meeting) -> dict[str, str]:
+def base_environment(rendezvous: Rendezvous) -> dict[str, str]:
     """What all ranks inherit: this process's environment, and what every launcher passes to
     them."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
     return {
         "PYTHONUNBUFFERED": "1",  # a rank that is killed leaves what it printed
         **inherited,
-        "WORLD_SIZE": str(meeting.world_size),
-        "LOCAL_WORLD_SIZE": str(meeting.world_size),
-        "MASTER_ADDR": meeting.address,
-        "MASTER_PORT": str(meeting.port),
-        START: meeting.start,
+        "WORLD_SIZE": str(rendezvous.world_size),
+        "LOCAL_WORLD_SIZE": str(rendezvous.world_size),
+        "MASTER_ADDR": rendezvous.address,
+        "MASTER_PORT": str(rendezvous.port),
+        START: rendezvous.start,
         LAUNCHER: str(os.getpid()),
         FOLLOWED: "1",
     }
@@ -374,11 +374,3 @@ def _start(
             start_new_session=True,
             pass_fds=handles,
         )
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process is stopped (Linux; elsewhere no)."""
-    with suppress(OSError, IndexError):
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        return state in "Tt"
-    return False

@@ -11,21 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from ratrain.program.kind import Lane
+from ratrain.program.kind import Waiting
 from ratrain.runtime.step.schedule import LocalOp
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
     """One op that ran, in seconds of this process's clock. From `reached_s` its lane waited for
-    it; `awaited` is the lane of the op that it waited for longest."""
+    it; `awaited`: for the op that it waited for longest."""
 
     step: int
     op: int
     reached_s: float
     start_s: float
     end_s: float
-    awaited: Lane
+    awaited: Waiting
 
 
 class Point(Protocol):
@@ -50,10 +50,10 @@ class Given:
     """One lane's ops that were given and not waited for."""
 
     def __init__(self) -> None:
-        self._ops: list[tuple[LocalOp, int, float, float, Lane, Point]] = []
+        self._ops: list[tuple[LocalOp, int, float, float, Waiting, Point]] = []
 
     def add(
-        self, op: LocalOp, step: int, reached_s: float, start_s: float, awaited: Lane, end: Point
+        self, op: LocalOp, step: int, reached_s: float, start_s: float, awaited: Waiting, end: Point
     ) -> None:
         """One more; `start_s`: when the host gave it."""
         self._ops.append((op, step, reached_s, start_s, awaited, end))

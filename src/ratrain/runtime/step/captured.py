@@ -29,8 +29,6 @@ from ratrain.runtime.step.schedule import LocalOp, Schedule
 _RECORDED = (Kind.F, Kind.R, Kind.B)
 _EAGER_STEPS = 2
 """First, so that kernels are compiled, and tables and workspaces made."""
-
-
 _IN_ONE_PLACE = ("input", "saved", "view", "gradient")
 """What recorded ops read or write."""
 
@@ -47,9 +45,7 @@ def can_be_recorded(train: TrainSpec, schedule: Schedule, device: Device) -> boo
         and setup.sharding < 3
         and not setup.backward_sends
         and not any(op.kind.is_message for op in schedule.ops)
-        and not any(
-            unit.waits(n) for unit in schedule.units for n in ("input", "saved", "view", "gradient")
-        )
+        and not any(unit.waits(sort) for unit in schedule.units for sort in _IN_ONE_PLACE)
         and all(kind in _RECORDED or kind.is_barrier for kind in computed)
     )
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from ratrain.devices import CPU, Device, Stream
 from ratrain.errors import OF_ANOTHER
-from ratrain.program.kind import Kind, Lane
+from ratrain.program.kind import Kind, Lane, Waiting
 from ratrain.runtime.step.ahead import Given, Ran, RunAhead
 from ratrain.runtime.step.completions import Completions
 from ratrain.runtime.step.held import HeldStates
@@ -36,7 +36,7 @@ class StepTimes:
 
     compute_s: float = 0.0
     recovery_s: float = 0.0
-    waited_s: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, 0.0))
+    waited_s: dict[Waiting, float] = field(default_factory=lambda: dict.fromkeys(Waiting, 0.0))
 
 
 class Lanes:
@@ -145,7 +145,7 @@ class Lanes:
             turn, committed = self._turn(step), False
             for op in self._schedule.of_step(lane, step + self._ahead):
                 if self._completions.has_ended(op, turn) or op.kind is passing:
-                    committed |= op.kind is Kind.Commit
+                    committed |= op.kind.is_commit
                     continue
                 if not (op.kind in kinds or op.kind.is_barrier):
                     break
@@ -236,7 +236,7 @@ class Lanes:
         if self._kept_steps:
             self._records[op.lane].append(ran)
 
-    def _count(self, op: LocalOp, waited_s: float, took_s: float, awaited: Lane) -> None:
+    def _count(self, op: LocalOp, waited_s: float, took_s: float, awaited: Waiting) -> None:
         if op.kind is Kind.R:
             self._times.recovery_s += took_s
         else:
@@ -248,9 +248,8 @@ class Lanes:
         taken, self._times = self._times, StepTimes()
         return taken
 
-    def _awaited(self, op: LocalOp) -> Lane:
-        """The lane of the op that ended last among those waited for."""
+    def _awaited(self, op: LocalOp) -> Waiting:
+        """For what a wait is, by the op that ended last among those waited for."""
         others = (*op.waits, *op.waits_before)
-        if not others:
-            return op.lane
-        return self._schedule.ops[self._completions.last_of(others)].lane
+        last = self._schedule.ops[self._completions.last_of(others)] if others else op
+        return last.kind.waiting

@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -19,6 +18,7 @@ from ratrain.models.graphs import Graph, gradient_of_leaf, graph_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
+from ratrain.plugins import named
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.replicas import Stage
 from ratrain.program.tiers import waiting_families
@@ -30,9 +30,6 @@ from ratrain.runtime.step.spilled import Cell, KeptTensors
 from ratrain.runtime.step.state_ops import PASSING, StateOps
 from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.unit_state import UnitState
-
-_IN_BUCKETS = (Kind.B, Kind.W, Kind.GradSync)
-"""Where backward sends: what fills buckets, and what empties them."""
 
 # Families that a unit's tensors may be of: an op reads or writes one of them, as the program says.
 INPUTS = ("input", "staged", "arrived", "fetched")
@@ -105,10 +102,9 @@ class RankOps(StateOps):
     def _method(self, kind: Kind) -> Callable[[LocalOp, int], None] | None:
         """What runs a kind: a method of this class, or a third party's "module:function", which
         is called with this object too."""
-        if ":" not in kind.method:
-            return getattr(self, kind.method) if kind.method else None
-        module, _, name = kind.method.partition(":")
-        return partial(getattr(import_module(module), name), self)
+        if ":" in kind.method:
+            return partial(named(kind.method), self)
+        return getattr(self, kind.method) if kind.method else None
 
     # ---- compute ------------------------------------------------------------------------
 
@@ -287,7 +283,7 @@ class RankOps(StateOps):
         """A send and its receive happen together, in the program's proof of memory too: room for
         what arrives is taken when its sender is there, not when the lane is free to receive. With
         slots the memory is already there. So do a backward and the reduction of its buckets."""
-        if op.kind in _IN_BUCKETS and self._states.buckets is not None:
+        if op.kind.uses_buckets and self._states.buckets is not None:
             if self.unit(op).trained:
                 self._states.buckets.meet(op.lane)
         elif op.kind is Kind.RECV_F:
@@ -305,15 +301,12 @@ class RankOps(StateOps):
         return self._states.buckets.take_stalled_s() if self._states.buckets else 0.0
 
     def send_output(self, op: LocalOp, step: int) -> None:
-        self._network.announce(op.lane, self._rank_beside(op, +1))
         self._send(op, +1, "sendx")
 
     def receive_input(self, op: LocalOp, step: int) -> None:
         self._receive(op, -1, *INPUTS)
 
     def send_gradient(self, op: LocalOp, step: int) -> None:
-        if self._arrives_apart:
-            self._network.announce(op.lane, self._rank_beside(op, -1))
         self._send(op, -1, "sendg")
 
     def receive_gradient(self, op: LocalOp, step: int) -> None:

@@ -128,11 +128,11 @@ def places_of(schedule: Schedule, tiers: Mapping[str, Tier], device: Device) -> 
     """For each sort and unit of the rank whose states wait micro-batch by micro-batch its places.
     Units that need as much share theirs, of which there are as many as compute may need at once."""
     places: dict[Key, Places] = {}
-    for sort, (leaves, returns) in _MOVES.items():
-        moved = {op.unit for op in schedule.ops if op.kind is leaves}
+    for sort in ("input", "saved"):
+        moved = {op.unit for op in schedule.ops if op.kind.moves == sort}
         for tier, size in {_room(schedule, sort, unit) for unit in moved}:
             alike = {unit for unit in moved if _room(schedule, sort, unit) == (tier, size)}
-            count = _most_at_once(schedule, alike, leaves, returns)
+            count = _most_at_once(schedule, alike, sort)
             made = Places.made(f"{sort}-{size}", tiers[tier], size, device, count)
             places |= {(sort, unit): made for unit in alike}
     return places
@@ -141,7 +141,6 @@ def places_of(schedule: Schedule, tiers: Mapping[str, Tier], device: Device) -> 
 Cell = tuple[int, int]
 """A unit and a micro-batch of a step."""
 _NO_CELL: Cell = -1, -1
-_MOVES = {"input": (Kind.OffloadInput, Kind.FetchInput), "saved": (Kind.Spill, Kind.Fill)}
 
 
 def _room(schedule: Schedule, sort: str, unit: int) -> tuple[str, int]:
@@ -151,19 +150,20 @@ def _room(schedule: Schedule, sort: str, unit: int) -> tuple[str, int]:
     return local.tiers[sort], size
 
 
-def _most_at_once(schedule: Schedule, units: set[int], leaves: Kind, returns: Kind) -> int:
+def _most_at_once(schedule: Schedule, units: set[int], sort: str) -> int:
     """Of micro-batches of units that leave and return as many as are away at once: one is back
     before its backward, and leaves no earlier than its forward, but for inputs that have arrived
     ahead of it."""
-    moved = {(op.unit, op.micro_batch) for op in schedule.ops if op.kind is leaves}
-    back = (Kind.R,) if returns is Kind.FetchInput else (Kind.B, Kind.I)
+    moves = (op for op in schedule.ops if op.kind.moves == sort)
+    moved = {(op.unit, op.micro_batch) for op in moves if op.lane.moves == "away"}
+    back = (Kind.R,) if sort == "input" else (Kind.B, Kind.I)
     away = most = 0
     for op in schedule.of_step(Lane.COMPUTE, 0):
         if op.unit in units and (op.unit, op.micro_batch) in moved:
             away += (op.kind is Kind.F) - (op.kind in back)
             most = max(most, away)
     arrive = sum(not schedule.units[unit].previous_is_local for unit in units)
-    ahead = SEND_SLOTS * arrive if leaves is Kind.OffloadInput else 0
+    ahead = SEND_SLOTS * arrive if sort == "input" else 0
     return min(most + ahead, len(moved))
 
 

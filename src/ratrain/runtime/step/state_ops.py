@@ -241,7 +241,7 @@ class StateOps:
         place."""
         view, share = unit.view, unit.shard_view
         if "view_made" in op.writes:
-            made = self._states.away_views.flat(op.unit, op.writes["view_made"])
+            made = self._states.away["view"].flat(op.unit, op.writes["view_made"])
             view, share = (None, made) if unit.local.gathered else (made, None)
         elif unit.local.waits("view"):
             share = torch.empty(
@@ -282,32 +282,24 @@ class StateOps:
         assert unit.gradient is not None
         return unit.gradient[piece]
 
-    def fetch_optimizer(self, op: LocalOp, step: int) -> None:
-        self._states.away.fetch(op.unit, op.writes["optimizer_slot"])
+    def fetch(self, op: LocalOp, step: int) -> None:
+        """A unit's states of the kind's sort come into the slot that the op writes."""
+        (slot,) = op.writes.values()
+        self._states.away[op.kind.moves].fetch(op.unit, slot)
 
-    def store_optimizer(self, op: LocalOp, step: int) -> None:
-        self._states.away.store(op.unit, op.reads["optimizer_slot"])
-
-    def fetch_gradient(self, op: LocalOp, step: int) -> None:
-        self._states.away_gradients.fetch(op.unit, op.writes["gradient_slot"])
-
-    def store_gradient(self, op: LocalOp, step: int) -> None:
-        self._states.away_gradients.store(op.unit, op.reads["gradient_slot"])
-
-    def fetch_view(self, op: LocalOp, step: int) -> None:
-        self._states.away_views.fetch(op.unit, op.writes["view_slot"])
-
-    def store_view(self, op: LocalOp, step: int) -> None:
-        self._states.away_views.store(op.unit, op.reads["view_made"])
+    def store(self, op: LocalOp, step: int) -> None:
+        """They leave the one that it reads."""
+        (slot,) = op.reads.values()
+        self._states.away[op.kind.moves].store(op.unit, slot)
 
     def _fetched_view(self, op: LocalOp) -> Tensor:
         """A unit's view, or a rank's share of it, from another tier."""
-        return self._states.away_views.flat(op.unit, op.reads["view_slot"])
+        return self._states.away["view"].flat(op.unit, op.reads["view_slot"])
 
     def prefetch_view(self, op: LocalOp, step: int) -> None:
         unit, view = self.unit(op), self.unit(op).view
         if "view_made" in op.writes:
-            view = self._states.away_views.flat(op.unit, op.writes["view_made"])
+            view = self._states.away["view"].flat(op.unit, op.writes["view_made"])
             for share, window in unit.windows:
                 view[share] = _of(unit.updated)[window]
             unit.updated = None

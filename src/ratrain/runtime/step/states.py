@@ -55,9 +55,7 @@ class RankStates:
     gathered: list[Tensor]
     buckets: Buckets | None  # for gradients that leave while backward makes them
     held: HeldStates
-    away: AwayStates  # optimizer states that wait in another tier
-    away_views: AwayStates  # and weights that compute reads
-    away_gradients: AwayStates  # and gradients that add up
+    away: Mapping[str, AwayStates]  # optimizer, view and gradient, where they wait elsewhere
     places: Mapping[Key, Places]  # where what waits of micro-batches waits, of each sort and unit
     bounce: Tensor | None  # where what goes to disk of a micro-batch becomes one run of bytes
     _kept: dict[int, Tensor] | None = None  # gradients that stay in place
@@ -77,7 +75,7 @@ class RankStates:
     def named(self) -> Iterator[tuple[object, str]]:
         """What is there all the time, and what it is; weights that are a view are called one."""
         for unit in self.units:
-            for part in () if unit.local.index in self.away else unit.parts:
+            for part in () if unit.local.index in self.away["optimizer"] else unit.parts:
                 yield part.weights, f"master weights of unit {unit.name}"
                 for number, state in enumerate(part.states):
                     if isinstance(state, Plain):  # others have no one tensor
@@ -89,7 +87,7 @@ class RankStates:
 
     def moved_bytes(self, index: int) -> dict[str, int]:
         """Of a unit's states of each sort that wait, what a move to their tier takes there."""
-        moved = {sort: away.moved_bytes(index) for sort, away in self._away() if index in away}
+        moved = {sort: away.moved_bytes(index) for sort, away in self.away.items() if index in away}
         places = {sort: of.size_bytes for (sort, unit), of in self.places.items() if unit == index}
         return moved | places
 
@@ -97,12 +95,7 @@ class RankStates:
         """What states of a sort take from their tier and back, outside of any step."""
         if (sort, index) in self.places:
             return self.places[sort, index].times_s(self.bounce, clock)
-        return dict(self._away())[sort].times_s(index, clock)
-
-    def _away(self) -> Iterator[tuple[str, AwayStates]]:
-        yield "optimizer", self.away
-        yield "view", self.away_views
-        yield "gradient", self.away_gradients
+        return self.away[sort].times_s(index, clock)
 
     def new_gradient(self, unit: UnitState) -> Tensor:
         """Zeros for the sum of a unit's gradients over micro-batches."""
@@ -112,7 +105,7 @@ class RankStates:
 
     def gradient_in(self, unit: UnitState, slot: Key) -> Tensor:
         """A unit's gradient in a slot, of those that wait in another tier."""
-        return self.away_gradients.flat(unit.local.index, slot)
+        return self.away["gradient"].flat(unit.local.index, slot)
 
     def keep_gradients(self) -> None:
         """From now on each unit's gradient is in the same memory in every step."""
@@ -155,7 +148,7 @@ def rank_states(
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
     held = HeldStates(device)
-    away, away_views, away_gradients = (AwayStates(device) for _ in range(3))
+    away = {sort: AwayStates(device) for sort in ("optimizer", "view", "gradient")}
     dtypes = [each.dtype for each in numbers]
     making = Making(
         held,
@@ -186,18 +179,19 @@ def rank_states(
             unit.weights.attach_view(None)
             unit.view = unit.shard_view = None
             (view,) = views
-            away_views.add(local.index, AwayFlat(unit.name, tiers[local.tiers["view"]], view))
+            away["view"].add(local.index, AwayFlat(unit.name, tiers[local.tiers["view"]], view))
             views = []
         if local.waits("gradient"):
             tier = tiers[local.tiers["gradient"]]
             zeros = torch.zeros(unit.padded, dtype=gradient_dtype, device=device.place)
             gradient = AwayFlat(unit.name, tier, zeros, "gradient")
-            stored = local.index in stores
-            (away_gradients.add if stored else away_gradients.hold)(local.index, gradient)
+            stored, there = local.index in stores, away["gradient"]
+            (there.add if stored else there.hold)(local.index, gradient)
             del zeros
         if local.waits("optimizer"):
             tier = tiers[local.tiers["optimizer"]]
-            away.add(local.index, AwayOptimizer(unit.name, tier, unit.parts, views))
+            optimizer_away = AwayOptimizer(unit.name, tier, unit.parts, views)
+            away["optimizer"].add(local.index, optimizer_away)
     largest = max(unit.padded for unit in units)
 
     def slots(count: int, dtype: torch.dtype, elements: int) -> list[Tensor]:
@@ -238,8 +232,6 @@ def rank_states(
         buckets,
         held,
         away,
-        away_views,
-        away_gradients,
         places,
         page_tensor(max(spilled), device) if spilled else None,
     )

@@ -18,7 +18,6 @@ from ratrain.transport.providers.ofi import Devices
 from ratrain.transport.wire import nics
 from ratrain.transport.wire.address import Endpoint
 
-MAX_LOGGED = 16  # reasons of refusals, logged once each: strangers must not fill the log
 _log = logging.getLogger("ratrain.transport")
 
 
@@ -30,7 +29,6 @@ class Listeners:
         self._driver = driver
         self._sockets: list[tuple[socket.socket, Endpoint]] = []
         self._folder = ""
-        self._logged: set[str] = set()
         self.nics: list[nics.Nic] = []
         self.callers = Callers()
         try:
@@ -126,15 +124,9 @@ class Listeners:
         except (OSError, TransportError) as error:
             with lock:
                 core.station.stats["refused"] += 1
-                self._log_once(error)
+                if isinstance(error, HandshakeFailed) and self.callers.is_news(error.what):
+                    _log.warning("refused a connection: %s", error)
         finally:
             with lock:
                 self.callers.remove(accepted)
             drop(sock, side)
-
-    def _log_once(self, error: Exception) -> None:
-        """Log why a connection was refused, the first time (called under the lock)."""
-        if isinstance(error, HandshakeFailed) and len(self._logged) < MAX_LOGGED:
-            if error.what not in self._logged:
-                _log.warning("refused a connection: %s", error)
-            self._logged.add(error.what)

@@ -18,10 +18,9 @@ from ratrain.errors import HandshakeFailed, SpecError
 from ratrain.readers.json import as_table, parse_json
 from ratrain.transport.wire.address import PROTOCOL_VERSION, Address
 
-MAGIC = b"RATNET"
-TLS_MAGIC = b"RATTLS"
-BANNER_BYTES = proof.BANNER_BYTES
-NO_TLS = TLS_MAGIC + PROTOCOL_VERSION.to_bytes(2, "big") + bytes(32)  # before TLS: tls.py
+ENGINES = proof.Protocol(b"RATNET", PROTOCOL_VERSION, "a ratrain transport")
+UNDER_TLS = proof.Protocol(b"RATTLS", PROTOCOL_VERSION, "a ratrain transport")
+NO_TLS = UNDER_TLS.head + bytes(proof.NONCE_BYTES)  # before TLS: tls.py
 WANTS_TLS = b"\xff\xff"  # in place of a hello's length
 _SAME_TLS = "give every engine of the job the same kind of Config.tls"
 
@@ -37,26 +36,18 @@ class Hello:
 
 def greet(sock: socket.socket, secret: bytes, mine: Hello, deadline_s: float) -> Hello:
     """The client's half: the server's hello."""
-    head, nonce = proof.read_banner(sock, deadline_s)
-    if head[:6] == TLS_MAGIC:
-        proof.send(sock, MAGIC, deadline_s)  # no record of TLS: tells the peer why
-        raise HandshakeFailed("the peer demands TLS, none here", fix=_SAME_TLS)
-    if head[:6] != MAGIC:
-        raise HandshakeFailed("the other end is not a ratrain transport")
-    theirs = int.from_bytes(head[6:], "big")
-    if theirs != PROTOCOL_VERSION:
-        raise HandshakeFailed(
-            f"protocol version {PROTOCOL_VERSION} here, {theirs} there",
-            fix="run the same ratrain version on both sides",
-        )
-    with _lengths_told():
-        return _decode(proof.greet(sock, secret, nonce, _encode(mine), deadline_s))
+    try:
+        with _lengths_told():
+            return _decode(ENGINES.greet(sock, secret, _encode(mine), deadline_s))
+    except proof.OtherSpeaker as other:
+        if other.magic != UNDER_TLS.magic:
+            raise
+        proof.send(sock, ENGINES.magic, deadline_s)  # no record of TLS: tells the peer why
+        raise HandshakeFailed("the peer demands TLS, none here", fix=_SAME_TLS) from other
 
 
 def welcome(sock: socket.socket, secret: bytes, mine: Hello, deadline_s: float) -> Hello:
     """The server's half: the client's hello."""
-    head = MAGIC + PROTOCOL_VERSION.to_bytes(2, "big")
-    nonce = proof.show_banner(sock, head, deadline_s)
     heard: list[Hello] = []
 
     def answer(words: bytes) -> bytes:
@@ -64,7 +55,7 @@ def welcome(sock: socket.socket, secret: bytes, mine: Hello, deadline_s: float) 
         return _encode(mine)
 
     with _lengths_told():
-        proof.welcome(sock, secret, nonce, answer, deadline_s)
+        ENGINES.welcome(sock, secret, answer, deadline_s)
     return heard[0]
 
 

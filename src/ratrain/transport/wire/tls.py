@@ -22,16 +22,15 @@ import hmac
 import os
 import socket
 import ssl
-import time
 from pathlib import Path
 
+from ratrain import proof
 from ratrain.errors import HandshakeFailed, SpecError
 from ratrain.readers.files import read_text
 from ratrain.readers.limits import SMALL_BYTES
 from ratrain.transport.config import Tls
-from ratrain.transport.wire.address import PROTOCOL_VERSION
 from ratrain.transport.wire.ephemeral import self_signed
-from ratrain.transport.wire.handshake import BANNER_BYTES, MAGIC, NO_TLS, TLS_MAGIC, WANTS_TLS
+from ratrain.transport.wire.handshake import ENGINES, NO_TLS, UNDER_TLS, WANTS_TLS
 from ratrain.transport.wire.tls_socket import TlsSocket
 
 _SAME = "give every engine of the job the same kind of Config.tls"
@@ -190,24 +189,11 @@ def _try_out(server: ssl.SSLContext, client: ssl.SSLContext, tls: Tls) -> None:
 
 def _announce(sock: socket.socket, *, server: bool, deadline_s: float) -> None:
     """Send or check the unencrypted banner before TLS begins."""
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError("the handshake took too long")
-    sock.settimeout(left_s)
     if server:
-        sock.sendall(NO_TLS)
+        proof.send(sock, NO_TLS, deadline_s)
         return
-    banner = b""
-    while len(banner) < BANNER_BYTES:
-        more = sock.recv(BANNER_BYTES - len(banner))
-        if not more:
-            raise ConnectionResetError("closed during the handshake")
-        banner += more
-    if banner[:6] == MAGIC:
-        sock.sendall(WANTS_TLS)
+    head = proof.read(sock, len(NO_TLS), deadline_s)[: proof.HEAD_BYTES]
+    if head[:-2] == ENGINES.magic:
+        proof.send(sock, WANTS_TLS, deadline_s)
         raise HandshakeFailed("TLS here, none at the peer", fix=_SAME)
-    if banner[:6] != TLS_MAGIC:
-        raise HandshakeFailed("the other end is not a ratrain transport")
-    if banner != NO_TLS:
-        theirs = int.from_bytes(banner[6:8], "big")
-        raise HandshakeFailed(f"protocol version {PROTOCOL_VERSION} here, {theirs} there")
+    UNDER_TLS.require(head)

@@ -111,7 +111,7 @@ def command(
     from ratrain.engines.slurm_steps import queue_again
     from ratrain.plan import load_job
     from ratrain.runtime.ownership import handed_on, inherited
-    from ratrain.runtime.rank.orders import Meeting, new_start
+    from ratrain.runtime.rank.orders import Rendezvous, new_start
     from ratrain.runtime.run.host_ranks import HostEpisode, run_host_ranks
     from ratrain.runtime.run.hosts import all_hosts_of, host_called, hosts_of
     from ratrain.runtime.run_folder import RunFolder
@@ -129,12 +129,12 @@ def command(
     if host is not None and not as_json:
         ranks = host_called(hosts, host).ranks
         first = next(each.name for each in hosts if 0 in each.ranks)
-        meeting = Meeting(spec.seats.world_size, address_of[first], port, start)
+        rendezvous = Rendezvous(spec.seats.world_size, address_of[first], port, start)
         with handed_on(claim) if claim else nullcontext():
             owned = inherited(folder.path) if slurm and claim else None
             return run_host_ranks(
                 folder,
-                HostEpisode(tuple(ranks), meeting),
+                HostEpisode(tuple(ranks), rendezvous),
                 networks.get(host, ()),
                 follow_input=follow_input,
                 goes_on=claim is not None,
@@ -155,14 +155,14 @@ def command(
         hosts = hosts_of(load_job(Path(spec.job_path), spec.overrides), spec)
         first = next(each.name for each in hosts if 0 in each.ranks)
         words = (python, "-P", "-m", "ratrain", "launch", str(folder.path))
-        meeting = Meeting(spec.seats.world_size, address_of[first], port, start)
+        rendezvous = Rendezvous(spec.seats.world_size, address_of[first], port, start)
         meet = ("--port", str(port), *(("--start", start) if start else ()), *more)
         return [
             HostCommand(
                 each.name,
                 address_of[each.name],
                 [*words, "--host", each.name, *_at(networks, first, each.name), *meet],
-                HostEpisode(tuple(each.ranks), meeting),
+                HostEpisode(tuple(each.ranks), rendezvous),
             )
             for each in hosts
             if each.ranks

@@ -176,7 +176,7 @@ def _update_s(
     unit: UnitState, states: RankStates, train: TrainSpec, device: Device
 ) -> tuple[float, float]:
     """A unit's update, wherever its optimizer states are, and what it takes of processors."""
-    with states.away.present(unit.local.index):
+    with states.away["optimizer"].present(unit.local.index):
         return _update_here_s(unit, train, device)
 
 

@@ -10,10 +10,9 @@ from statistics import fmean
 import numpy as np
 
 from ratrain.program.between import average_rounds
-from ratrain.program.kind import Cost, Kind, Lane, kind_named, kinds
+from ratrain.program.kind import Cost, Kind
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member
-from ratrain.program.tiers import WAITING
 from ratrain.program.units import Ints
 from ratrain.runtime.rank.calibration.measured import Calibration, LinkTimes, UnitTimes
 from ratrain.runtime.step.exchange.tensor_peers import sent_of_sum
@@ -61,19 +60,18 @@ def costs_of_run(
     """The simulator's costs, from all calibrations; ranks that a program folds are averaged.
     `agrees`: owners of a unit agree after its reduction on whether it overflowed."""
     measured = _Measured(program, calibrations)
-    priced: dict[str, Work] = {Cost.NOTHING: fixed_work(measured.zero)}
+    # What a recovered unit hands on is not read: nothing is summed.
+    priced: dict[str, Work] = dict.fromkeys(
+        (Cost.NOTHING, Cost.RECOVERED_SUM, Cost.SAVE, Cost.COPY_WEIGHTS), fixed_work(measured.zero)
+    )
     priced |= _compute(measured)
     priced |= _messages(measured, element_bytes)
     priced |= _sums(measured)
     priced |= _states(measured, element_bytes, agrees)
     # What no calibration measures takes no time: costs that custom modules declare.
-    work = {kind: priced.get(kind.cost, priced[Cost.NOTHING]) for kind in kinds()}
-    # What a recovered unit hands on is not read: nothing is summed.
-    work[Kind.AllReduce_R] = priced[Cost.NOTHING]
-    for row in WAITING.values():
-        for kind in map(kind_named, row.moves):
-            work[kind] = measured.moves(row.name, back=kind.lane in (Lane.OFFLOAD, Lane.STORE))
-    work[Kind.R] = fixed_work(measured.column(lambda t: t.recovery_s) + measured.between_s)
+    priced |= dict.fromkeys({kind.cost for kind in Kind} - {*Cost}, priced[Cost.NOTHING])
+    work = {kind: priced[kind.cost] for kind in Kind}
+    work |= {kind: measured.moves(kind) for kind in Kind if kind.moves}
     return Costs(work, measured.rates)
 
 
@@ -231,12 +229,13 @@ class _Measured:
             port_rates[2 * rank : 2 * rank + 2] = max(rates, default=_NO_LINK.rate_bytes_per_s)
         return port_rates
 
-    def moves(self, sort: str, *, back: bool) -> Work:
-        """States of a sort on their way from their tier, or back: what was measured alone takes
+    def moves(self, kind: Kind) -> Work:
+        """States of a sort on their way to their tier, or back: what was measured alone takes
         longer where several are under way."""
+        sort, away = kind.moves, kind.lane.moves == "away"
         way = 2 * self.setup.ranks + self.units.rank
         took_s, worked_s = (
-            self.column(lambda times, of=of: of(times).get(sort, (0.0, 0.0))[back])
+            self.column(lambda times, of=of: of(times).get(sort, (0.0, 0.0))[away])
             for of in (lambda times: times.moves_s, lambda times: times.moves_cpu_s)
         )
         driving_s = self.delay_s_per_cpu_s * worked_s
@@ -307,6 +306,7 @@ def _compute(measured: _Measured) -> dict[Cost, Work]:
     )
     return {
         Cost.FORWARD: fixed_work(column(lambda t: t.forward_s)),
+        Cost.RECOVERY: fixed_work(column(lambda t: t.recovery_s)),
         Cost.BACKWARD: fixed_work(column(lambda t: t.backward_s)),
         Cost.INPUT_GRADIENT: fixed_work(column(lambda t: t.input_gradient_s)),
         Cost.WEIGHT_GRADIENT: fixed_work(column(lambda t: t.weight_gradient_s)),
@@ -421,5 +421,4 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         Cost.AVERAGE: averaged,
         Cost.TIE: tied,
         Cost.NORM: fixed_work(measured.zero + measured.exchange_s),
-        Cost.SAVE: fixed_work(measured.zero),
     }

@@ -16,10 +16,10 @@ from collections.abc import Collection, Mapping
 
 from ratrain.errors import HandshakeFailed, RunFailed, SpecError
 from ratrain.readers.json import parse_json
-from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
+from ratrain.runtime.rank.joining.handshake import RANKS, HandshakeListener
 from ratrain.runtime.rank.joining.near_sockets import call_near, introduced
 from ratrain.runtime.rank.joining.rail_sockets import RailDialler
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous
+from ratrain.runtime.rank.joining.rendezvous import Joined
 from ratrain.runtime.step.network.connection import Connection
 from ratrain.runtime.step.network.links import Links, Need
 
@@ -29,39 +29,39 @@ _PAUSE_S = 0.1
 
 
 def connect_all(
-    rendezvous: Rendezvous, needs: Collection[Need], patience_s: float, *, readable: bool = True
+    joined: Joined, needs: Collection[Need], patience_s: float, *, readable: bool = True
 ) -> Links:
     """A connection for each need. All ranks of the attempt call this together. `patience_s`: how
     long each connection then waits for a silent peer; `readable`: what this rank sends lies in
     memory that others of its machine can read."""
-    expected = {need for need in needs if need[0] > rendezvous.rank}
+    expected = {need for need in needs if need[0] > joined.rank}
     arrivals = _Arrivals(expected)
-    listeners = [rendezvous.listener, *rendezvous.further]
-    listeners += [rendezvous.near] if rendezvous.near is not None else []
-    doors = [
-        HandshakeListener(listener, rendezvous.key, arrivals.answer, arrivals.take)
+    listeners = [joined.listener, *joined.further]
+    listeners += [joined.near] if joined.near is not None else []
+    handshakes = [
+        HandshakeListener(listener, joined.key, arrivals.answer, arrivals.take)
         for listener in listeners
     ]
     try:
-        below = [need for need in needs if need[0] < rendezvous.rank]
-        dialler = RailDialler(rendezvous)
+        below = [need for need in needs if need[0] < joined.rank]
+        dialler = RailDialler(joined)
         dialled = {need: dialler.dial(need) for need in below}
-        called = {need: _dial(rendezvous, need, dialled[need], near=readable) for need in below}
-        came = arrivals.all(rendezvous, patience_s)
+        called = {need: _dial(joined, need, dialled[need], near=readable) for need in below}
+        came = arrivals.all(joined, patience_s)
         sockets, rails = {**called, **came}, {**dialled, **arrivals.rails}
     finally:
-        for door in doors:
-            door.close()
-        rendezvous.close()
+        for each in handshakes:
+            each.close()
+        joined.close()
     try:
         near = introduced(sockets, readable=readable)
     except OSError as error:
         raise RunFailed(
-            f"rank {rendezvous.rank} lost a rank of its machine: {error.strerror or error}",
-            place=f"rank {rendezvous.rank}",
+            f"rank {joined.rank} lost a rank of its machine: {error.strerror or error}",
+            place=f"rank {joined.rank}",
             fix="look into that rank's log",
         ) from error
-    rank = rendezvous.rank
+    rank = joined.rank
     copied = sorted({need[0] for need, one in near.items() if readable and not one.reads})
     if copied:
         names = ", ".join(map(str, copied))
@@ -103,9 +103,9 @@ class _Arrivals:
                 self._came[need], self._awaits[need] = sock, rails
             self._changed.notify_all()
 
-    def all(self, rendezvous: Rendezvous, patience_s: float) -> dict[Need, socket.socket]:
+    def all(self, joined: Joined, patience_s: float) -> dict[Need, socket.socket]:
         """Waits for the last of them."""
-        call_back = rendezvous.call_back
+        call_back = joined.call_back
         call_back.ends(self._look)
         with self._changed:
             if not self._changed.wait_for(
@@ -113,9 +113,9 @@ class _Arrivals:
             ):
                 late = sorted({peer for peer, _ in self._missing})
                 raise RunFailed(
-                    f"rank {rendezvous.rank} waited {patience_s:g} s for connections from rank"
+                    f"rank {joined.rank} waited {patience_s:g} s for connections from rank"
                     f"{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}",
-                    place=f"rank {rendezvous.rank}",
+                    place=f"rank {joined.rank}",
                     fix="check that the machines can reach each other on all ports",
                 )
             call_back.require()
@@ -140,43 +140,41 @@ def _in_order(rails: Mapping[int, socket.socket]) -> list[socket.socket]:
     return [rails[number] for number in sorted(rails)]
 
 
-def _dial(
-    rendezvous: Rendezvous, need: Need, rails: Collection[int], *, near: bool
-) -> socket.socket:
+def _dial(joined: Joined, need: Need, rails: Collection[int], *, near: bool) -> socket.socket:
     """The connection, to a rank of this machine a near one if asked; strangers who crowd the peer's
     listener may make it take several calls."""
-    address, port = rendezvous.book[need[0]]
+    address, port = joined.book[need[0]]
     end_s = time.monotonic() + _DIAL_S
     while True:
         try:
-            return _call(rendezvous, need, rails, end_s, near=near)
+            return _call(joined, need, rails, end_s, near=near)
         except (OSError, HandshakeFailed) as error:
-            rendezvous.call_back.require()
+            joined.call_back.require()
             if time.monotonic() < end_s - _PAUSE_S:
                 time.sleep(_PAUSE_S)
                 continue
             reason = error.what if isinstance(error, HandshakeFailed) else error.strerror or error
             raise RunFailed(
-                f"rank {rendezvous.rank} cannot reach rank {need[0]} at {address}, port {port}: "
+                f"rank {joined.rank} cannot reach rank {need[0]} at {address}, port {port}: "
                 f"{reason}",
-                place=f"rank {rendezvous.rank}",
+                place=f"rank {joined.rank}",
                 fix="check that the machines can reach each other on all ports",
             ) from error
 
 
 def _call(
-    rendezvous: Rendezvous, need: Need, rails: Collection[int], end_s: float, *, near: bool
+    joined: Joined, need: Need, rails: Collection[int], end_s: float, *, near: bool
 ) -> socket.socket:
     left_s = max(end_s - time.monotonic(), _PAUSE_S)
-    words = json.dumps([rendezvous.rank, need[1], sorted(rails)]).encode()
-    own, peer = (rendezvous.book[rank] for rank in (rendezvous.rank, need[0]))
+    words = json.dumps([joined.rank, need[1], sorted(rails)]).encode()
+    own, peer = (joined.book[rank] for rank in (joined.rank, need[0]))
     if near and own[0] == peer[0]:
-        found = call_near(peer, rendezvous.key, words, end_s)
+        found = call_near(peer, joined.key, words, end_s)
         if found is not None:
             return found
     sock = socket.create_connection(peer, timeout=left_s)
     try:
-        call(sock, rendezvous.key, words, end_s)
+        RANKS.greet(sock, joined.key, words, end_s)
     except BaseException:
         sock.close()
         raise

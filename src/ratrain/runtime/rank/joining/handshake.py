@@ -15,11 +15,9 @@ from collections.abc import Callable
 from ratrain import proof
 from ratrain.errors import HandshakeFailed
 
-HEAD = b"RATRUN\x00\x02"
-"""Who speaks, and in which version of this protocol."""
+RANKS = proof.Protocol(b"RATRUN", 2, "a rank of a run")
 _PROOF_S = 5.0
 _PAUSE_S = 0.05
-_MOST_LINES = 20
 
 
 class HandshakeListener:
@@ -38,7 +36,6 @@ class HandshakeListener:
         self._answer, self._came = answer, came
         self._lock = threading.Lock()
         self._callers = proof.Callers()
-        self._told: set[str] = set()
         self._closed = False
         self._wake, self._waker = os.pipe()
         self._thread = threading.Thread(target=self._accept, name="handshakes", daemon=True)
@@ -81,8 +78,7 @@ class HandshakeListener:
         deadline_s = time.monotonic() + _PROOF_S
         problem = ""
         try:
-            nonce = proof.show_banner(caller, HEAD, deadline_s)
-            message = proof.welcome(caller, self._key, nonce, self._answer_alone, deadline_s)
+            message = RANKS.welcome(caller, self._key, self._answer_alone, deadline_s)
             with self._lock:
                 self._callers.remove(caller)
                 if not self._closed:
@@ -94,28 +90,11 @@ class HandshakeListener:
             problem = str(error)
         with self._lock:
             self._callers.remove(caller)
-            self._tell(f"a connection from {address} was refused: {problem}")
+            line = f"a connection from {address} was refused: {problem}"
+            if not self._closed and self._callers.is_news(line):
+                print(line, flush=True)  # into the rank's log
         caller.close()
-
-    def _tell(self, line: str) -> None:
-        """In the rank's log, each thing once; a stranger cannot fill it."""
-        if line not in self._told and len(self._told) < _MOST_LINES and not self._closed:
-            self._told.add(line)
-            print(line, flush=True)
 
     def _answer_alone(self, message: bytes) -> bytes:
         with self._lock:
             return self._answer(message)
-
-
-def call(sock: socket.socket, key: bytes, message: bytes, deadline_s: float) -> bytes:
-    """The other side: proves the secret to a listener, sends `message`, and returns its words."""
-    head, nonce = proof.read_banner(sock, deadline_s)
-    if head[:6] != HEAD[:6]:
-        raise HandshakeFailed("the process that answers there is not a rank of a run")
-    if head != HEAD:
-        raise HandshakeFailed(
-            "the rank that answers there runs another version of ratrain",
-            fix="run the same version on every machine",
-        )
-    return proof.greet(sock, key, nonce, message, deadline_s)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from ratrain.errors import HandshakeFailed
-from ratrain.runtime.rank.joining.handshake import call
+from ratrain.runtime.rank.joining.handshake import RANKS
 from ratrain.runtime.step.network.links import Need
 from ratrain.runtime.step.network.near import Introduction, Near, let_read
 
@@ -44,7 +44,7 @@ def call_near(
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.connect(_name(address))
-        call(sock, key, words, deadline_s)
+        RANKS.greet(sock, key, words, deadline_s)
     except (OSError, HandshakeFailed):
         sock.close()
         return None

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from ratrain.devices import Device
 from ratrain.program.program import Program
 from ratrain.runtime.rank.joining.connections import connect_all
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous
+from ratrain.runtime.rank.joining.rendezvous import Joined
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.network.links import Links, Need, Routes, all_needs, routes_of
 from ratrain.runtime.step.network.network import Network
@@ -20,7 +20,7 @@ def network_of(
     seats: Seats,
     seat: Seat,
     device: Device,
-    rendezvous: Rendezvous,
+    joined: Joined,
     timeout_s: float,
     hosts: Sequence[int],
     more: Collection[Need] = (),
@@ -30,7 +30,7 @@ def network_of(
     routes = routes_of(program.setup, seats)
     pinned = device.kind == "cuda"
     network, others = connected(
-        seats, seat, routes, rendezvous, timeout_s, hosts, more, readable=not pinned
+        seats, seat, routes, joined, timeout_s, hosts, more, readable=not pinned
     )
     if device.place.type == "cpu":
         return network, others
@@ -41,7 +41,7 @@ def connected(
     seats: Seats,
     seat: Seat,
     routes: Routes,
-    rendezvous: Rendezvous,
+    joined: Joined,
     timeout_s: float,
     hosts: Sequence[int] = (),
     more: Collection[Need] = (),
@@ -52,7 +52,7 @@ def connected(
     left out, all are on one; `readable`: others of this machine can read it."""
     hosts = hosts or (0,) * seats.world_size
     needs = [*all_needs(seats, seat, routes), *more]
-    links = connect_all(rendezvous, needs, timeout_s, readable=readable)
+    links = connect_all(joined, needs, timeout_s, readable=readable)
     others = {need: links[need] for need in more}
     own = {need: link for need, link in links.items() if need not in others}
     return SocketNetwork(seats, seat, own, hosts, divides_rows=routes.divides_rows), others

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 
 from ratrain.errors import HandshakeFailed
-from ratrain.runtime.rank.joining.handshake import call
+from ratrain.runtime.rank.joining.handshake import RANKS
 from ratrain.runtime.rank.joining.near_sockets import Address
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous
+from ratrain.runtime.rank.joining.rendezvous import Joined
 from ratrain.runtime.step.network.links import BROADCASTS, Need
 
 _CALL_S = 5.0
@@ -21,8 +21,8 @@ _CALL_S = 5.0
 class RailDialler:
     """Dials rails, and leaves out networks that have once not brought anybody to a peer."""
 
-    def __init__(self, rendezvous: Rendezvous) -> None:
-        self._rendezvous = rendezvous
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
         self._lost: set[tuple[int, int]] = set()
 
     def dial(self, need: Need) -> dict[int, socket.socket]:
@@ -41,19 +41,17 @@ class RailDialler:
         return made
 
     def _networks(self, peer: int) -> Sequence[tuple[Address, Address]]:
-        rendezvous = self._rendezvous
-        own, theirs = (
-            (rendezvous.book[rank], *rendezvous.networks[rank]) for rank in (rendezvous.rank, peer)
-        )
+        joined = self._joined
+        own, theirs = ((joined.book[rank], *joined.networks[rank]) for rank in (joined.rank, peer))
         pairs = list(zip(own, theirs, strict=False))
         return pairs if len(pairs) > 1 and own[0][0] != theirs[0][0] else []
 
     def _call(self, need: Need, number: int, own: Address, theirs: Address) -> socket.socket | None:
-        words = json.dumps([self._rendezvous.rank, need[1], number]).encode()
+        words = json.dumps([self._joined.rank, need[1], number]).encode()
         try:
             sock = socket.create_connection(theirs, timeout=_CALL_S, source_address=(own[0], 0))
             try:
-                call(sock, self._rendezvous.key, words, time.monotonic() + _CALL_S)
+                RANKS.greet(sock, self._joined.key, words, time.monotonic() + _CALL_S)
             except BaseException:
                 sock.close()
                 raise

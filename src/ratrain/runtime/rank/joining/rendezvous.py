@@ -37,7 +37,7 @@ from ratrain.proof import derived
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, PORT, Launch
 from ratrain.runtime.rank.joining.call_back import CallBack
-from ratrain.runtime.rank.joining.handshake import HandshakeListener, call
+from ratrain.runtime.rank.joining.handshake import RANKS, HandshakeListener
 from ratrain.runtime.rank.joining.near_sockets import close_all, listen_near
 from ratrain.runtime.rank.joining.whereabouts import tell, told
 from ratrain.runtime.step.network.broadcast import Broadcast
@@ -63,7 +63,7 @@ Everybody = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
-class Rendezvous:
+class Joined:
     """All ranks of an attempt. `key`: of their connections; `book`: where each listens; `listener`:
     this rank's own; `near`: that for ranks of this machine; `broadcast`: for words to everybody
     while the run is set up; `networks`, `further`: where each listens on further networks, and this
@@ -91,7 +91,7 @@ class Rendezvous:
 
 def join(
     launch: Launch, secret: bytes, patience_s: float, call_back: CallBack | None = None
-) -> Rendezvous:
+) -> Joined:
     """Returns when all ranks of this attempt are there. `patience_s`: how long to wait for that,
     and later on for words; `call_back` ends it."""
     key, call_back = derived(secret, b"ratrain rendezvous"), call_back or CallBack()
@@ -113,7 +113,7 @@ class _RankZero:
         self._networks: dict[int, Addresses] = {}
         self._asks = False
 
-    def join(self) -> Rendezvous:
+    def join(self) -> Joined:
         world_size = self._launch.world_size
         self._call_back.ends(self._hang_up)
         with _rendezvous_listener(self._launch, self._call_back) as listener:
@@ -142,9 +142,7 @@ class _RankZero:
             other.send(body)
         broadcast = Broadcast(0, world_size, self._joined)
         key = derived(self._key, attempt)
-        return Rendezvous(
-            0, world_size, key, book, own_listener, near, broadcast, networks, further
-        )
+        return Joined(0, world_size, key, book, own_listener, near, broadcast, networks, further)
 
     @property
     def _others(self) -> range:
@@ -241,7 +239,7 @@ class _OtherRank:
         self._launch, self._key, self._patience_s = launch, key, patience_s
         self._call_back = call_back
 
-    def join(self) -> Rendezvous:
+    def join(self) -> Joined:
         reach_s = time.monotonic() + min(self._patience_s, REACH_S)
         end_s = time.monotonic() + self._patience_s + _LONGER_S
         accepted = False
@@ -284,7 +282,7 @@ class _OtherRank:
             port = listener.getsockname()[1]
             body = {"rank": launch.rank, "world_size": launch.world_size, "start": launch.start}
             body |= {"port": port, "networks": networks}
-            call(sock, self._key, json.dumps(body).encode(), deadline_s)
+            RANKS.greet(sock, self._key, json.dumps(body).encode(), deadline_s)
         except BaseException:
             close_all([sock, listener])
             raise
@@ -297,7 +295,7 @@ class _OtherRank:
         near: socket.socket | None,
         further: tuple[socket.socket, ...],
         end_s: float,
-    ) -> Rendezvous:
+    ) -> Joined:
         launch = self._launch
         left_s = max(end_s - time.monotonic(), _RETRY_S)
         upwards = Connection(sock, launch.rank, 0, left_s)
@@ -315,7 +313,7 @@ class _OtherRank:
         upwards.patience_s = self._patience_s
         broadcast = Broadcast(launch.rank, launch.world_size, {0: upwards})
         key = derived(self._key, attempt)
-        return Rendezvous(
+        return Joined(
             launch.rank,
             launch.world_size,
             key,

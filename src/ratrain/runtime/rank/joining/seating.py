@@ -24,45 +24,45 @@ from ratrain.readers.files import exists
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.joining.agreement import Reading
 from ratrain.runtime.rank.joining.near_sockets import close_all
-from ratrain.runtime.rank.joining.rendezvous import Rendezvous, join, told_by_all
+from ratrain.runtime.rank.joining.rendezvous import Joined, join, told_by_all
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 
 def seated(
-    rendezvous: Rendezvous,
+    joined: Joined,
     launch: Launch,
     folder: RunFolder,
     reading: Reading,
     secret: bytes,
     patience_s: float,
-) -> Rendezvous:
-    """The rendezvous of the ranks by their seats. All ranks of an engine call this together."""
+) -> Joined:
+    """The ranks joined anew, by their seats. All ranks of an engine call this together."""
     assert launch.place is not None
     own_words = _own_words(launch.place, folder, reading)
-    told = told_by_all(rendezvous.everybody(json.dumps(own_words)))
+    told = told_by_all(joined.everybody(json.dumps(own_words)))
     answer: dict[str, Any] = {}
-    if rendezvous.rank == 0:
+    if joined.rank == 0:
         answer = _answer(told, reading)
-    answer = told_by_all(rendezvous.everybody(json.dumps(answer)))[0]
+    answer = told_by_all(joined.everybody(json.dumps(answer)))[0]
     if "refused" in answer:
         what, place, fix = answer["refused"]
         raise Infeasible(what, place=place, fix=fix)
     seat_of: list[int] = answer["seats"]
     if seat_of == sorted(seat_of):
-        return rendezvous
+        return joined
     first = seat_of.index(0)
-    address, port = rendezvous.book[first]
-    listener = rendezvous.listener.detach() if rendezvous.rank == first else None
+    address, port = joined.book[first]
+    listener = joined.listener.detach() if joined.rank == first else None
     again = replace(
         launch,
-        rank=seat_of[rendezvous.rank],
+        rank=seat_of[joined.rank],
         address=address,
         port=port,
         listener=listener,
         told_in=None,
     )
-    rendezvous.broadcast.close()
-    close_all([rendezvous.near, None if listener is not None else rendezvous.listener])
+    joined.broadcast.close()
+    close_all([joined.near, None if listener is not None else joined.listener])
     return join(again, secret, patience_s)
 
 

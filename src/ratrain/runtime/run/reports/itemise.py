@@ -14,26 +14,16 @@ from statistics import fmean
 
 from ratrain.errors import TimelineError
 from ratrain.program.edges import EdgeList
-from ratrain.program.kind import Kind, Lane
+from ratrain.program.kind import Kind, Lane, Waiting
 from ratrain.program.program import Program
 from ratrain.runtime.seats import Seats
 from ratrain.timeline.timeline import Timeline
 
-_KIND_OF_LANE = {
-    Lane.REDUCE: "reduce",
-    Lane.GATHER: "gather",
-    Lane.UPDATE: "update",
-    Lane.TENSOR: "tensor",
-    Lane.DISK: "other",
-    Lane.AVERAGE: "reduce",
-    **{lane: lane.word for lane in (Lane.OFFLOAD, Lane.FETCH, Lane.LOAD, Lane.STORE)},
-}
-OF_TIERS = ("offload", "fetch", "load", "store")
+OF_TIERS = tuple(dict.fromkeys(lane.waiting for lane in Lane if lane.moves))
 """Waits for the lanes that move states between memory tiers."""
-KINDS = (
-    *("compute", "recovery", "stages", "tensor", "reduce", "gather", "update"),
-    *(*OF_TIERS, "other"),
-)
+OF_LANES = (Waiting.TENSOR, Waiting.REDUCE, Waiting.GATHER, Waiting.UPDATE, *OF_TIERS)
+"""Waits that are kinds of their own."""
+KINDS = ("compute", "recovery", "stages", *OF_LANES, "other")
 """`stages`: other stages and their tensors; `tensor`: sums inside a tensor group; `other`: between
 ops nothing is awaited, or a save."""
 
@@ -156,9 +146,9 @@ def _divide(
         ended_s = min(rank.end_s[node], until_s)
         began_s = min(max(rank.start_s[node], free_s), ended_s)
         seconds[late] += until_s - ended_s
-        seconds[_KIND_OF_LANE.get(Lane(int(program.table.lane[node[1]])), "stages")] += (
-            ended_s - began_s
-        )
+        waiting = Kind(int(program.table.kind[node[1]])).waiting
+        kind = "other" if waiting is Waiting.DISK else "stages"
+        seconds[waiting if waiting in OF_LANES else kind] += ended_s - began_s
         # An op that could begin later than all it waited for on its own rank waited for others.
         until_s, late = began_s, "stages"
     seconds[late] += max(until_s - free_s, 0.0)

@@ -6,18 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratrain.program.kind import Waiting
-from ratrain.program.text.awaited import AWAITED
-from ratrain.runtime.run.reports.itemise import OF_TIERS
+from ratrain.runtime.run.reports.itemise import OF_LANES
 
 KIND_NAMES = {
     "compute": "compute",
     "recovery": "recovery (recomputation)",
-    "stages": f"waiting for {AWAITED[Waiting.BUBBLE]}",
-    "tensor": f"waiting for {AWAITED[Waiting.TENSOR]}",
-    "reduce": f"waiting for {AWAITED[Waiting.REDUCE]}",
-    "gather": f"waiting for {AWAITED[Waiting.GATHER]}",
-    "update": f"waiting for {AWAITED[Waiting.UPDATE]}",
-    **{lane: f"waiting for {AWAITED[Waiting(lane)]}" for lane in OF_TIERS},
+    "stages": f"waiting for {Waiting.BUBBLE.words}",
+    **{kind: f"waiting for {kind.words}" for kind in OF_LANES},
     "other": "other",
 }
 

@@ -63,7 +63,7 @@ def write_measured(folder: RunFolder, spec: RunSpec) -> Timeline | None:
 def timeline_of_records(ran: Iterable[_Ran], partners: _Partners) -> Timeline:
     """Spans that begin with their last partner; the first one at zero."""
     rows = list(ran)
-    began = {(op.seat.world_rank, op.step, partners.meeting(op)): op.start_s for op in rows}
+    began = {(op.seat.world_rank, op.step, partners.shared_name(op)): op.start_s for op in rows}
     starts = [_start_s(op, began, partners) for op in rows]
     origin_s = min(starts)
     spans = [
@@ -95,7 +95,7 @@ class _Partners:
         ]
         self._holders = [holders_of(setup, seats, tensor) for tensor in range(seats.tensor)]
 
-    def meeting(self, op: _Ran) -> str:
+    def shared_name(self, op: _Ran) -> str:
         """A unit has a place of its own in each replica's words, so a collective is called by the
         unit's name; a sum of tied copies has another word at each end."""
         if op.word.partition("@")[0].endswith(_TIE):
@@ -105,7 +105,7 @@ class _Partners:
 
     def of(self, op: _Ran) -> tuple[str, Sequence[int]]:
         """The partners' name for it, and their ranks; of a message, all that may have sent it."""
-        seat, meeting = op.seat, self.meeting(op)
+        seat, shared = op.seat, self.shared_name(op)
         tensor = seat.division.rank
         received = _RECEIVE.fullmatch(op.word)
         if received is not None:
@@ -113,18 +113,18 @@ class _Partners:
             source = int(stage) + (1 if way == "B" else -1)
             sent = f"{source}SEND_{way}{micro_batch}{of_period or ''}"
             return sent, self._senders(seat, source)
-        if meeting == _TIE:
-            return meeting, [seat.world_rank, *peers_at_other_end(self._seats, seat)]
+        if shared == _TIE:
+            return shared, [seat.world_rank, *peers_at_other_end(self._seats, seat)]
         if op.lane == Lane.TENSOR.word:
-            return meeting, self._seats.tensor_group(seat.pipeline, seat.data)
+            return shared, self._seats.tensor_group(seat.pipeline, seat.data)
         unit = self._unit_of(op) if op.lane in _COLLECTIVES else None
         if unit is None:
-            return meeting, [seat.world_rank]
+            return shared, [seat.world_rank]
         holders = self._holders[tensor][unit[0]]
         if op.lane == Lane.AVERAGE.word:
-            return meeting, holders
+            return shared, holders
         here = at_sites(self._setup, self._seats, holders)
-        return meeting, next(site for site in here if seat.world_rank in site)
+        return shared, next(site for site in here if seat.world_rank in site)
 
     def _unit_of(self, op: _Ran) -> tuple[str, str] | None:
         """The name of the unit that an op's word begins with, and the rest of the word; None where

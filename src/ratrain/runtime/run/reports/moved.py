@@ -8,7 +8,6 @@ from typing import Any
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.program.kind import Waiting
-from ratrain.program.text.awaited import AWAITED
 from ratrain.readers.files import exists
 from ratrain.runtime.run.reports.itemise import OF_TIERS
 from ratrain.runtime.run_files import read_records
@@ -87,7 +86,7 @@ def moved_text(report: dict[str, Any]) -> Iterator[str]:
     if rows:
         waits = [kind for kind in report["kinds"] if kind["kind"] in OF_TIERS]
         parts = [
-            f"{AWAITED[Waiting(kind['kind'])]} {format_time(kind['measured_s'] or 0.0)}"
+            f"{Waiting(kind['kind']).words} {format_time(kind['measured_s'] or 0.0)}"
             + (f" ({format_time(kind['predicted_s'])})" if kind["predicted_s"] is not None else "")
             for kind in waits
             if any(kind[key] or 0.0 for key in ("measured_s", "predicted_s"))

@@ -17,7 +17,7 @@ from ratrain.runtime.run.facts import attempts, read_facts
 from ratrain.runtime.run.reports.counted import Counted, counted_of, whole_periods
 from ratrain.runtime.run.reports.experts import expert_load
 from ratrain.runtime.run.reports.goodput import goodput_json, goodput_of
-from ratrain.runtime.run.reports.itemise import KINDS, OF_TIERS, measured_kinds
+from ratrain.runtime.run.reports.itemise import KINDS, OF_LANES, measured_kinds
 from ratrain.runtime.run.reports.merge import merge_records, write_measured
 from ratrain.runtime.run.reports.moved import moved_in_steps
 from ratrain.runtime.run.reports.settled import settled_of
@@ -29,12 +29,8 @@ from ratrain.timeline.timeline import Timeline
 FORMAT = "ratrain report 1"
 
 _SIMULATED = {
-    "reduce": ("reduce",),
-    "gather": ("gather",),
-    "update": ("update",),
     "stages": ("bubble", "message"),
-    "tensor": ("tensor",),
-    **{lane: (lane,) for lane in OF_TIERS},
+    **{kind: (kind,) for kind in OF_LANES},
 }
 
 

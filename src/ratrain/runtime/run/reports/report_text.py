@@ -7,7 +7,8 @@ from typing import Any
 
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.program.text.family_groups import group_name, grouped
+from ratrain.program.families import GROUPS
+from ratrain.program.text.family_groups import grouped
 from ratrain.runtime.rank.progress import shown_text
 from ratrain.runtime.run.episodes import episode_words
 from ratrain.runtime.run.reports.experts import expert_text
@@ -206,7 +207,7 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
         yield f"... {len(rows) - _SHOWN_RANKS} more ranks in report.json"
     worst = max(rows, key=lambda row: row["bound_bytes"])
     items = sorted(grouped(worst["bound_items"]).items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{group_name(key)} {format_bytes(size)}" for key, size in items)
+    parts = ", ".join(f"{GROUPS[key]} {format_bytes(size)}" for key, size in items)
     yield from wrapped(f"rank {worst['rank']} at its peak: {parts}")
     yield from _computed_on(rows)
     yield from _uncounted(rows)

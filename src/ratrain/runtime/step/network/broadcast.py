@@ -38,8 +38,8 @@ class Broadcast:
         self._rank, self._world_size = rank, world_size
         self._connections = connections
 
-    def ask(self, words: bytes, answer: Answer, *, limit: int = MAX_WORDS) -> bytes:
-        """Rank 0's answer to this rank. `limit`: how long each rank's words may be."""
+    def ask(self, words: bytes, answer: Answer) -> bytes:
+        """Rank 0's answer to this rank."""
         if len(words) > MAX_WORDS:
             raise TransportError(
                 f"rank {self._rank} has {len(words):,} bytes to send to all others"
@@ -49,27 +49,23 @@ class Broadcast:
             upwards.send(words)
             return upwards.receive_bytes(self._world_size * (MAX_WORDS + _LENGTH.size))
         ranks = range(1, self._world_size)
-        heard = [words, *(self._connections[rank].receive_bytes(limit) for rank in ranks)]
+        heard = [words, *(self._connections[rank].receive_bytes(MAX_WORDS) for rank in ranks)]
         answers = answer(heard)
         move([Leaving(self._connections[rank], answers[rank]) for rank in ranks], [])
         return answers[0]
 
-    def exchange(
-        self, words: bytes, *, hearers: Collection[int] | None = None, same_size: bool = False
-    ) -> list[bytes]:
-        """Every rank's words, by rank; to ranks that are not among the `hearers` none. `same_size`:
-        all of them are as long as these."""
+    def exchange(self, words: bytes, *, hearers: Collection[int] | None = None) -> list[bytes]:
+        """Every rank's words, by rank; to ranks that are not among the `hearers` none."""
 
         def table_to_hearers(heard: list[bytes]) -> list[bytes]:
             table = _write(heard)
             hears = range(self._world_size) if hearers is None else hearers
             return [table if rank in hears else b"" for rank in range(self._world_size)]
 
-        limit = len(words) if same_size else MAX_WORDS
-        table = self.ask(words, table_to_hearers, limit=limit)
+        table = self.ask(words, table_to_hearers)
         if hearers is not None and self._rank not in hearers:
             return []
-        return self._read(table, limit, len(words) if same_size else None)
+        return self._read(table)
 
     def wait_up_to(self, patience_s: float) -> None:
         """From now on a rank that is silent for this long is considered lost."""
@@ -86,10 +82,10 @@ class Broadcast:
         for connection in self._connections.values():
             connection.close()
 
-    def _read(self, compressed: bytes, limit: int, expected: int | None) -> list[bytes]:
+    def _read(self, compressed: bytes) -> list[bytes]:
         heard: list[bytes] = []
         at = 0
-        stream, longest = zlib.decompressobj(), self._world_size * (limit + _LENGTH.size)
+        stream, longest = zlib.decompressobj(), self._world_size * (MAX_WORDS + _LENGTH.size)
         try:
             table = stream.decompress(compressed, longest + 1)
         except zlib.error:
@@ -100,8 +96,7 @@ class Broadcast:
             (size,) = _LENGTH.unpack_from(table, at)
             at += _LENGTH.size + size
             heard.append(table[at - size : at])
-        unlike = expected is not None and any(len(words) != expected for words in heard)
-        if unlike or len(heard) != self._world_size or at != len(table):
+        if len(heard) != self._world_size or at != len(table):
             raise TransportError(f"rank 0 sent rank {self._rank} a table that is damaged")
         return heard
 
@@ -142,9 +137,3 @@ def summed_columns(rows: list[Tensor]) -> list[Tensor]:
     """The same of each column."""
     columns = zip(*(row.tolist() for row in rows), strict=True)
     return [torch.tensor([sum(each) for each in columns], dtype=rows[0].dtype)] * len(rows)
-
-
-def exchanged(broadcast: Broadcast, values: Tensor) -> list[Tensor]:
-    """Every rank's values, by rank; they have one shape and type on all ranks."""
-    rows = broadcast.exchange(values.numpy().tobytes(), same_size=True)
-    return [torch.frombuffer(bytearray(row), dtype=values.dtype).view(values.shape) for row in rows]

@@ -24,7 +24,6 @@ Hops = Collection[tuple[int, int]]
 back. A replica that has no such rank has no such hop."""
 
 BROADCASTS: dict[Lane | None, str] = {None: "control", Lane.UPDATE: "update", Lane.DISK: "disk"}
-DATA = {Lane.REDUCE: "reduce", Lane.GATHER: "gather", Lane.AVERAGE: "average"}
 TENSOR = {Lane.COMPUTE: "sum in compute", Lane.TENSOR: "sum"}
 COPIES = "copies"
 
@@ -89,8 +88,8 @@ def all_needs(seats: Seats, seat: Seat, routes: Routes) -> list[Need]:
     copies = peers_at_other_end(seats, seat) if routes.tied else []
     return [
         *word_needs(seats, seat, routes.hops),
-        *((peer, DATA[lane]) for peer in data for lane in (Lane.REDUCE, Lane.GATHER)),
-        *((peer, DATA[Lane.AVERAGE]) for peer in averaging),
+        *((peer, lane.word) for peer in data for lane in (Lane.REDUCE, Lane.GATHER)),
+        *((peer, Lane.AVERAGE.word) for peer in averaging),
         *((peer, name) for peer in group for name in TENSOR.values()),
         *((peer, name) for peer in group for name in _parts(seats, seat, routes)),
         *((peer, COPIES) for peer in copies),

@@ -47,10 +47,6 @@ class Network(Protocol):
         """Fills a flat tensor with what is sent there; all of it, whatever the degrees."""
         ...
 
-    def announce(self, lane: Lane, pipeline: int) -> None:
-        """Before a `send`: announces it; `await_sender` there returns."""
-        ...
-
     def await_sender(self, lane: Lane, pipeline: int) -> None:
         """Waits until those who send from there have come to their `send`."""
         ...
@@ -88,10 +84,6 @@ class Network(Protocol):
 
     def tensor_group(self, lane: Lane) -> TensorGroup | None:
         """The own tensor group, as the compute or the tensor lane reaches it; None: no others."""
-        ...
-
-    def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
-        """Every world rank's values, by rank; `None`: the control channel."""
         ...
 
     def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:

@@ -32,11 +32,10 @@ from ratrain.runtime.step.exchange.sums import PIECE_BYTES, add_up, pieces
 from ratrain.runtime.step.exchange.tensor_peers import TensorPeers
 from ratrain.runtime.step.exchange.unlike_collective import gather_unlike_by
 from ratrain.runtime.step.exchange.unlike_views import UnlikeView, rounded_elements
-from ratrain.runtime.step.network.broadcast import By, broadcasts_of, combined, exchanged
+from ratrain.runtime.step.network.broadcast import By, broadcasts_of, combined
 from ratrain.runtime.step.network.connection import Connection, Landing, Leaving, move
 from ratrain.runtime.step.network.links import (
     COPIES,
-    DATA,
     TENSOR,
     Links,
     message_channel,
@@ -111,9 +110,6 @@ class SocketNetwork:
             [Landing(link, part) for link, part in others],
         )
 
-    def announce(self, lane: Lane, pipeline: int) -> None:
-        """A message's header does it."""
-
     def await_sender(self, lane: Lane, pipeline: int) -> None:
         for sender in peers_at(self._seats, self._seat, pipeline):
             self._links[sender, message_channel(lane, sender)].await_frame()
@@ -128,9 +124,9 @@ class SocketNetwork:
     ) -> None:
         exchange, place = self._exchange(holders, by), self._place_among(holders)
         if exchange.rounds > 1:
-            reduce_by(exchange, place, flat, out, self._swap(holders, DATA[lane]))
+            reduce_by(exchange, place, flat, out, self._swap(holders, lane.word))
         else:
-            self._reduce_directly(flat, out, holders, DATA[lane])
+            self._reduce_directly(flat, out, holders, lane.word)
 
     def _reduce_directly(self, flat: Tensor, out: Tensor, holders: Holders, name: str) -> None:
         """The other holders' parts leave as fast as their owners take them, while the own one
@@ -157,9 +153,9 @@ class SocketNetwork:
     def gather(self, lane: Lane, flat: Tensor, holders: Holders, by: str = DIRECT) -> None:
         exchange, place = self._exchange(holders, by), self._place_among(holders)
         if exchange.rounds > 1:
-            gather_by(exchange, place, flat, self._swap(holders, DATA[lane]))
+            gather_by(exchange, place, flat, self._swap(holders, lane.word))
             return
-        links = self._links_to(holders, DATA[lane])
+        links = self._links_to(holders, lane.word)
         parts = [bytes_of(part) for part in flat.view(len(holders), -1)]
         landing = [
             Landing(link, part) for link, part in zip(links, _all_but(place, parts), strict=True)
@@ -169,14 +165,14 @@ class SocketNetwork:
     def gather_unlike(self, lane: Lane, view: UnlikeView, by: str = DIRECT) -> None:
         exchange = self._exchange(view.holders, by)
         if exchange.rounds > 1:
-            gather_unlike_by(exchange, view, self._swap(view.holders, DATA[lane]))
+            gather_unlike_by(exchange, view, self._swap(view.holders, lane.word))
         else:
             self._gather_unlike_directly(lane, view)
 
     def _gather_unlike_directly(self, lane: Lane, view: UnlikeView) -> None:
         """Whole parts go at once, as in a gather; what a peer is sent rounded is made while it
         leaves, so that no link waits for the other end to have a piece."""
-        links = {peer: self._links[view.holders[peer], DATA[lane]] for peer in view.others}
+        links = {peer: self._links[view.holders[peer], lane.word] for peer in view.others}
         rooms = sum(view.lying(view.dtypes[peer]) is None for peer in view.others)
         leaving = [
             _leaving(links[peer], view, view.dtypes[peer], rounded_elements(rooms))
@@ -185,7 +181,7 @@ class SocketNetwork:
         move(leaving, [Landing(links[peer], bytes_of(view.parts[peer])) for peer in view.others])
 
     def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:
-        self._swap(holders, DATA[lane])(leaving, landing)
+        self._swap(holders, lane.word)(leaving, landing)
 
     def add_copies(self, copies: Sequence[Copy]) -> None:
         for part, gradient in copies:
@@ -202,9 +198,6 @@ class SocketNetwork:
             landing = Landing(link, bytes_of(other), frame_bytes=gradient.nbytes)
             move([leaving], [landing], enough_sent=sent_bytes)  # it is overwritten by the sum
             add_up((mine, other) if here_first else (other, mine), mine)
-
-    def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
-        return exchanged(self._broadcasts[lane], values)
 
     def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
         return combined(self._broadcasts[lane], values, by)

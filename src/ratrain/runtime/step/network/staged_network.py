@@ -59,9 +59,6 @@ class StagedNetwork:
         self._inner.receive(lane, room, pipeline)
         tensor.copy_(room)
 
-    def announce(self, lane: Lane, pipeline: int) -> None:
-        self._inner.announce(lane, pipeline)
-
     def await_sender(self, lane: Lane, pipeline: int) -> None:
         self._inner.await_sender(lane, pipeline)
 
@@ -104,9 +101,6 @@ class StagedNetwork:
         if inner is None:
             return None
         return self._groups.setdefault(lane, StagedGroup(inner, self._staging))
-
-    def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
-        return self._inner.exchange(lane, values.cpu())
 
     def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
         return self._inner.combine(lane, values.cpu(), by)
