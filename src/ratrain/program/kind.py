@@ -193,6 +193,8 @@ class Kind(int):
     StoreGradient: ClassVar[Kind]
     Spill: ClassVar[Kind]
     Fill: ClassVar[Kind]
+    StoreSum: ClassVar[Kind]
+    FetchSum: ClassVar[Kind]
 
     def __new__(cls, number: int) -> Kind:
         return _KINDS[number]

@@ -36,7 +36,12 @@ WAITING = {
             "view", "view_tier", ("FetchView_F", "FetchView_R", "FetchView_B", "StoreView"), "view"
         ),
         Waiting("input", "activation_tier", ("OffloadInput", "FetchInput"), "input"),
-        Waiting("gradient", "gradient_tier", ("FetchGradient", "StoreGradient"), "gradient"),
+        Waiting(
+            "gradient",
+            "gradient_tier",
+            ("FetchGradient", "StoreGradient", "FetchSum", "StoreSum"),
+            "gradient",
+        ),
         Waiting("saved", "activation_tier", ("Spill", "Fill"), "saved"),
     )
 }

@@ -15,7 +15,7 @@ from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.exchange.buckets import Buckets, Span
-from ratrain.runtime.step.exchange.narrowing import narrowed, widen_from_front
+from ratrain.runtime.step.exchange.narrowing import narrowed, narrowed_place, widen_from_front
 from ratrain.runtime.step.mirror import Mirror
 from ratrain.runtime.step.network.broadcast import summed
 from ratrain.runtime.step.network.network import Network
@@ -52,6 +52,8 @@ class StateOps:
         self.clipping = clipping
         self.savers: tuple[Saver, ...] = ()
         self.gradient_norm: dict[int, float] = {}
+        self._left: dict[int, Tensor] = {}
+        """Of units whose reduced gradients wait elsewhere for the norm, their parts of it."""
         self.skipped_updates: Counter[int] = Counter()
 
     def grad_sync(self, op: LocalOp, step: int) -> None:
@@ -181,9 +183,14 @@ class StateOps:
 
     def clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
-        squares = torch.stack([self._square(unit) for unit in self._states.units]).cpu()
+        squares = torch.stack([self._square_of(unit) for unit in self._states.units]).cpu()
         total = self._network.combine(Lane.UPDATE, squares, summed)
         self.gradient_norm[step] = self.clipping.settle(step, float(total))
+
+    def _square_of(self, unit: UnitState) -> Tensor:
+        """The same, of one that has left as it was when it did."""
+        left = self._left.pop(unit.local.index, None)
+        return self._square(unit) if left is None else left
 
     def _square(self, unit: UnitState) -> Tensor:
         """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
@@ -289,6 +296,16 @@ class StateOps:
 
     def store_gradient(self, op: LocalOp, step: int) -> None:
         self._states.away_gradients.store(op.unit, op.reads["gradient_slot"])
+
+    def store_sum(self, op: LocalOp, step: int) -> None:
+        self._left[op.unit] = self._square(self.unit(op))
+        self.store_gradient(op, step)
+
+    def fetch_sum(self, op: LocalOp, step: int) -> None:
+        self.fetch_gradient(op, step)
+        unit = self.unit(op)
+        wide = self._states.gradient_in(unit, op.writes["gradient_slot"])
+        unit.gradient = narrowed_place(wide, _of(unit.gradient).dtype)
 
     def fetch_view(self, op: LocalOp, step: int) -> None:
         self._states.away_views.fetch(op.unit, op.writes["view_slot"])
