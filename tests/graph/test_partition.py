@@ -38,8 +38,9 @@ def test_edges_of_a_node_to_itself_change_no_partition(how: str, directed: bool)
     draw = np.random.default_rng(4)
     ends = draw.integers(0, 300, (2, 900))
     ends = ends[:, ends[0] != ends[1]]
-    plain = csr_of(*ends, 300, directed=directed)
-    looped = csr_of(*np.hstack([ends, [[7, 9], [7, 9]]]), 300, directed=directed)
+    more = np.hstack([ends, [[7, 9], [7, 9]]])
+    plain = csr_of(ends[0], ends[1], 300, directed=directed)
+    looped = csr_of(more[0], more[1], 300, directed=directed)
     assert looped.edges == plain.edges + 2
     one, two = (partitioned(g, 4, how, 3, directed=directed)[0] for g in (plain, looped))
     assert np.array_equal(one.order, two.order)

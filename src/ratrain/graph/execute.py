@@ -203,7 +203,7 @@ class Executor:
         rows, places = self._rows(datum).numpy(), self._boundary[datum.part, process]
         step = max(1, PIECE_BYTES // self._program.shape.row_bytes(datum))
         for at in range(0, len(places), step):
-            yield memoryview(rows[places[at : at + step]]).cast("B")
+            yield rows[places[at : at + step]].data.cast("B")
 
     def _compute(self, number: int) -> None:
         item = self._program.ops[number].item

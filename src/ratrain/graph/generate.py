@@ -63,9 +63,9 @@ def rmat(spec: GraphSource) -> Csr:
         target += right
     apart = source != target
     shuffled = draw.permutation(1 << bits).astype(np.int32)
-    ends = [shuffled[each[apart]] for each in (source, target)]
-    del source, target
-    return csr_of(*ends, 1 << bits, directed=False)
+    source = shuffled[source[apart]]
+    target = shuffled[target[apart]]
+    return csr_of(source, target, 1 << bits, directed=False)
 
 
 @dataclass(frozen=True)

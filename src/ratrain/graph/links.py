@@ -86,7 +86,7 @@ class Links:
         sent = self._sender.submit(self._to_all, what, own)
         gathered = [own if other == self.process else np.empty_like(own) for other in self._all]
         for process in self._sockets:
-            self.receive(process, what, memoryview(gathered[process]).cast("B"))
+            self.receive(process, what, gathered[process].data.cast("B"))
         sent.result()
         return gathered
 
@@ -121,7 +121,7 @@ class Links:
 
     def _to_all(self, what: str, own: np.ndarray) -> None:
         for process in self._sockets:
-            self.send(process, what, own.nbytes, (memoryview(own).cast("B"),))
+            self.send(process, what, own.nbytes, (own.data.cast("B"),))
 
 
 ALONE = Links(0, {})

@@ -271,8 +271,9 @@ def planned(laid: Laid, memory: MemoryKeys, disk: Path) -> Plan:
         except Infeasible as error:
             tried.append((Candidate(layout, why=error.what), []))
             continue
-        moved = [(program.read_bytes, program.written_bytes) for program in programs]
-        tried.append((Candidate(layout, *map(sum, zip(*moved, strict=True))), programs))
+        read = sum(program.read_bytes for program in programs)
+        written = sum(program.written_bytes for program in programs)
+        tried.append((Candidate(layout, read, written), programs))
     fitting = [(candidate, programs) for candidate, programs in tried if programs]
     if not fitting:
         raise _too_small(laid, memory, tried[-1][0] if tried else None)
