@@ -14,7 +14,7 @@ import pytest
 from ratrain.graph.csr import Ints, csr_of
 from ratrain.graph.network import Parameters
 from ratrain.graph.partition import of_labels
-from ratrain.graph.plan import PROCESS_BYTES, Laid, Plan, cut, planned
+from ratrain.graph.plan import PROCESS_BYTES, Laid, Plan, cut, in_order, planned
 from ratrain.graph.process import begun
 from ratrain.graph.program import Layout, build, cell_bytes_of
 from ratrain.graph.prove import Columns, require_sound
@@ -73,7 +73,8 @@ def file_of(kind: str, **more: Any) -> GraphFile:
 def laid_out(spec: GraphFile, data: GraphData, parts: int, seed: int = 0) -> Laid:
     """A graph in random partitions, of which some may be empty."""
     labels = np.random.default_rng(seed).integers(0, parts, len(data.labels))
-    return cut(spec, data, of_labels(labels, parts), "drawn")
+    partition = of_labels(labels, parts)
+    return cut(spec, data, in_order(spec, data.graph, partition), partition, "drawn")
 
 
 def tight(laid: Laid, mode: str, group: int, cells: int | None = None) -> Columns:

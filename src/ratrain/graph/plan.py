@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.graph.blocks import Blocks, blocks_of
 from ratrain.graph.clock import Rates, clocked
-from ratrain.graph.csr import Csr, Ints, aggregation, renumbered
+from ratrain.graph.csr import Csr, Ints, Matrix, aggregation, renumbered
 from ratrain.graph.partition import Partition, expansion, partitioned
 from ratrain.graph.program import (
     MODES,
@@ -193,8 +194,26 @@ def lay_out(spec: GraphFile, folder: Path, *, whole: bool = False) -> Laid:
         )
     how, seed = spec.memory.partitioner, spec.graph.seed
     partition, how = partitioned(data.graph, parts, how, seed, directed=spec.graph.directed)
-    laid = cut(spec, data, partition, how)
-    return laid if whole else replace(laid, data=replace(data, graph=EMPTY))
+    ordered = in_order(spec, data.graph, partition)
+    if not whole:  # before its matrix is cut, which takes twice as much
+        data = replace(data, graph=EMPTY)
+    return cut(spec, data, ordered, partition, how)
+
+
+class Ordered(NamedTuple):
+    """A graph in its partition's order: its matrix, its edges, and rows that partitions need over
+    all rows."""
+
+    matrix: Matrix
+    edges: int
+    expansion: float
+
+
+def in_order(spec: GraphFile, graph: Csr, partition: Partition) -> Ordered:
+    """A graph as `cut` takes it."""
+    graph = renumbered(graph, partition.new_of_old)
+    matrix = aggregation(graph, spec.model.kind, spec.train.precision)
+    return Ordered(matrix, graph.edges, expansion(graph, partition))
 
 
 def _parts(memory: MemoryKeys, units: tuple[Unit, ...], data: GraphData, element_bytes: int) -> int:
@@ -209,12 +228,11 @@ def _parts(memory: MemoryKeys, units: tuple[Unit, ...], data: GraphData, element
     return processes << min(max(parts - 1, 0).bit_length(), most.bit_length() - 1)
 
 
-def cut(spec: GraphFile, data: GraphData, partition: Partition, how: str) -> Laid:
-    """A graph cut by a partition."""
+def cut(spec: GraphFile, data: GraphData, ordered: Ordered, partition: Partition, how: str) -> Laid:
+    """A graph cut by its partition."""
     units = units_of(spec.model, data.features.width, data.classes)
     element_bytes = np.dtype(spec.train.precision).itemsize
-    graph: Csr = renumbered(data.graph, partition.new_of_old)
-    matrix = aggregation(graph, spec.model.kind, spec.train.precision)
+    matrix = ordered.matrix
     forward = blocks_of(matrix, partition.bounds)
     symmetric = spec.model.kind != "sage" and not spec.graph.directed
     backward = forward if symmetric else blocks_of(matrix.transposed(), partition.bounds)
@@ -236,11 +254,9 @@ def cut(spec: GraphFile, data: GraphData, partition: Partition, how: str) -> Lai
             place="[memory] parts",
             fix=f"cut into fewer, as {int(partition.count * (MOST_PAIRS / len(forward)) ** 0.5)}",
         )
-    rows = expansion(graph, partition)
-    sizes = data.graph.nodes, data.graph.edges
     topology = _topology_bytes(division, forward, backward)
-    laid = data, partition, how, shape, forward, backward, division, topology, rows
-    return Laid(*laid, *sizes)
+    laid = data, partition, how, shape, forward, backward, division, topology
+    return Laid(*laid, ordered.expansion, matrix.pattern.nodes, ordered.edges)
 
 
 def _topology_bytes(division: Division, forward: Blocks, backward: Blocks) -> tuple[int, ...]:
