@@ -34,12 +34,12 @@ from ratrain.graph.blocks import Block
 from ratrain.graph.csr import aggregation
 from ratrain.graph.network import parameters_of
 from ratrain.graph.plan import lay_out, planned
+from ratrain.graph.process import begun
 from ratrain.graph.read import graph_data
 from ratrain.graph.reference import InMemory, largest_error
 from ratrain.graph.run import open_run
 from ratrain.graph.spec import GraphFile, GraphSource, MemoryKeys, NetworkShape, TrainKeys
 from ratrain.graph.spmm import add_product
-from ratrain.graph.train import Training, store_of
 from ratrain.graph.units import units_of
 
 GROUPS = Path("/sys/fs/cgroup/memory")
@@ -47,9 +47,19 @@ CAPPED = ("ours", "mapped")
 
 
 def spec_of(options: argparse.Namespace) -> GraphFile:
-    source = GraphSource(generate=options.generate, nodes=options.nodes, degree=options.degree)
-    memory = MemoryKeys(int(parse_bytes(options.budget)), mode=options.mode, parts=options.parts)
-    shape = NetworkShape(options.kind, hidden=128, layers=3)
+    source = GraphSource(
+        generate=options.generate,
+        nodes=options.nodes,
+        degree=options.degree,
+        features_width=options.width,
+    )
+    memory = MemoryKeys(
+        int(parse_bytes(options.budget)),
+        mode=options.mode,
+        parts=options.parts,
+        processes=options.processes,
+    )
+    shape = NetworkShape(options.kind, hidden=options.width, layers=3)
     return GraphFile(source, memory, shape, TrainKeys(epochs=options.epochs))
 
 
@@ -64,7 +74,7 @@ def ours(spec: GraphFile, folder: Path, told: dict[str, object]) -> list[float]:
     plan = planned(laid, spec.memory, folder)
     layout = plan.program.layout
     told["plan"] = f"{laid.shape.parts} parts, {layout.mode}, {layout.group} sums open"
-    told["planned_bytes"] = [plan.program.read_bytes, plan.program.written_bytes]
+    told["planned_bytes"] = [plan.read_bytes, plan.written_bytes]
     told["planned_peak_bytes"], told["planned_epoch_s"] = plan.peak_bytes, plan.epoch_s
     told["largest_before_training_bytes"] = peak_bytes()
     run, close = open_run(spec, plan, folder, folder)
@@ -99,11 +109,12 @@ def pyg(spec: GraphFile, folder: Path, told: dict[str, object]) -> list[float]:
     edges = torch.from_numpy(np.stack([data.graph.columns, data.graph.rows()]).astype(np.int64))
     features = torch.from_numpy(data.features.rows(np.arange(data.graph.nodes)))
     labels, learned = torch.from_numpy(data.labels), torch.from_numpy(data.is_train)
-    widths = [features.shape[1], 128, 128, data.classes]
+    hidden = spec.model.hidden
+    widths = [features.shape[1], hidden, hidden, data.classes]
 
     def layer(a: int, b: int) -> torch.nn.Module:
         if spec.model.kind == "gin":
-            parts = torch.nn.Linear(a, 128), torch.nn.ReLU(), torch.nn.Linear(128, b)
+            parts = torch.nn.Linear(a, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, b)
             return layers.GINConv(torch.nn.Sequential(*parts))
         return {"gcn": layers.GCNConv, "sage": layers.SAGEConv}[spec.model.kind](a, b)
 
@@ -136,9 +147,10 @@ def mapped(spec: GraphFile, folder: Path, told: dict[str, object]) -> list[float
         path = str(folder / name)
         return torch.from_file(path, shared=True, size=nodes * width).view(nodes, width)
 
-    acts = [rows_in_file(f"a{u}", w) for u, w in enumerate((128, 128, 128, classes))]
-    grads = [rows_in_file(f"g{u}", w) for u, w in enumerate((128, 128, 128, classes))]
-    sums = rows_in_file("sums", 128)
+    width = spec.model.hidden  # of the features too
+    acts = [rows_in_file(f"a{u}", w) for u, w in enumerate((width, width, width, classes))]
+    grads = [rows_in_file(f"g{u}", w) for u, w in enumerate((width, width, width, classes))]
+    sums = rows_in_file("sums", width)
     for at in range(0, nodes, 1 << 16):
         ids = np.arange(at, min(at + (1 << 16), nodes))
         acts[0][at : at + len(ids)] = torch.from_numpy(data.features.rows(ids))
@@ -206,8 +218,8 @@ def errors(spec: GraphFile, folder: Path) -> None:
     whole = InMemory(laid.data, spec.model.kind, laid.shape.units, "float32")
     for mode in ("cache", "lru", "bypass", "regather"):
         plan = planned(laid, replace(spec.memory, mode=mode), folder)
-        store = store_of(folder, folder)
-        training = Training(spec, plan, store)
+        crew = begun(spec, plan, folder, folder)
+        training = crew.training
         training.store_features()
         for epoch in range(3):
             copies = {
@@ -218,8 +230,8 @@ def errors(spec: GraphFile, folder: Path) -> None:
             whole.gradients(copies)
             worst = largest_error(training.parameters, copies)
             equal = [done.read_bytes, done.written_bytes] == [
-                plan.program.read_bytes,
-                plan.program.written_bytes,
+                plan.read_bytes,
+                plan.written_bytes,
             ]
             read, written = format_bytes(done.read_bytes), format_bytes(done.written_bytes)
             print(
@@ -228,7 +240,7 @@ def errors(spec: GraphFile, folder: Path) -> None:
                 flush=True,
             )
             training.optimizer.step()
-        store.close()
+        crew.close()
 
 
 # ---- turns --------------------------------------------------------------------------------
@@ -281,6 +293,8 @@ def main() -> None:
     parser.add_argument("--cap", default="1.8GB")
     parser.add_argument("--mode", default="auto")
     parser.add_argument("--parts", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--width", type=int, default=128, help="of features and layers")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--folder", default=".")

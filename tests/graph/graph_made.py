@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ratrain.graph.csr import Ints, csr_of
+from ratrain.graph.network import Parameters
 from ratrain.graph.partition import of_labels
-from ratrain.graph.plan import PROCESS_BYTES, Laid, Plan, cut, planned
+from ratrain.graph.plan import PROCESS_BYTES, Laid, Plan, cut, in_order, planned
+from ratrain.graph.process import begun
 from ratrain.graph.program import Layout, build, cell_bytes_of
 from ratrain.graph.prove import Columns, require_sound
 from ratrain.graph.read import GraphData
+from ratrain.graph.reference import InMemory, largest_error
 from ratrain.graph.spec import GraphFile, GraphSource, MemoryKeys, NetworkShape, TrainKeys
-from ratrain.graph.train import Training, store_of
+from ratrain.graph.train import Training
 
 KINDS = ("gcn", "sage", "gin", "gat")
 
@@ -69,27 +73,48 @@ def file_of(kind: str, **more: Any) -> GraphFile:
 def laid_out(spec: GraphFile, data: GraphData, parts: int, seed: int = 0) -> Laid:
     """A graph in random partitions, of which some may be empty."""
     labels = np.random.default_rng(seed).integers(0, parts, len(data.labels))
-    return cut(spec, data, of_labels(labels, parts), "drawn")
+    partition = of_labels(labels, parts)
+    return cut(spec, data, in_order(spec, data.graph, partition), partition, "drawn")
 
 
 def tight(laid: Laid, mode: str, group: int, cells: int | None = None) -> Columns:
     """The proved program in so few cells that data leave and come back."""
     cell = cell_bytes_of(laid.shape)
-    program = build(laid.shape, Layout(mode, group, cells or 64, cell))
-    return require_sound(program, {"host": program.layout.cells * cell})
+    layout = Layout(mode, group, cells or 64, cell)
+    shapes = [laid.shape.of(process) for process in range(laid.shape.processes)]
+    programs = [build(shape, layout) for shape in shapes]
+    return require_sound(programs, {"host": layout.cells * cell})
 
 
 @contextmanager
 def training(spec: GraphFile, laid: Laid, columns: Columns, folder: Path) -> Generator[Training]:
     """A program's training, its features on the disk."""
-    store = store_of(folder / "tier", folder)
-    plan = plan_of(spec, laid, columns)
+    crew = begun(spec, plan_of(spec, laid, columns), folder / "tier", folder)
     try:
-        made = Training(spec, plan, store)
-        made.store_features()
-        yield made
+        crew.training.store_features()
+        yield crew.training
     finally:
-        store.close()
+        crew.close()
+
+
+def worst_error(spec: GraphFile, laid: Laid, columns: Columns, folder: Path) -> float:
+    """Of three epochs' gradients; the bytes moved are held to the plan's."""
+    whole = InMemory(laid.data, spec.model.kind, laid.shape.units, spec.train.precision)
+    worst = 0.0
+    with training(spec, laid, columns, folder) as made:
+        for _ in range(3):
+            copies: Parameters = {
+                name: value.detach().clone().requires_grad_()
+                for name, value in made.parameters.items()
+            }
+            epoch = made.epoch()
+            loss = whole.gradients(copies)
+            assert epoch.loss == pytest.approx(loss, rel=1e-6)
+            for moved in ("read_bytes", "written_bytes", "sent_bytes"):
+                planned = sum(getattr(program, moved) for program in columns.programs)
+                assert getattr(epoch, moved) == planned, moved
+            worst = max(worst, largest_error(made.parameters, copies))
+    return worst
 
 
 def plan_of(spec: GraphFile, laid: Laid, columns: Columns) -> Plan:

@@ -8,35 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_made import KINDS, drawn_graph, file_of, laid_out, tight, training
+from graph_made import KINDS, drawn_graph, file_of, laid_out, tight, training, worst_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.graph.network import Parameters
-from ratrain.graph.plan import Laid
 from ratrain.graph.program import MODES
-from ratrain.graph.prove import Columns
-from ratrain.graph.reference import InMemory, largest_error
-from ratrain.graph.spec import GraphFile
-
-
-def worst_error(spec: GraphFile, laid: Laid, columns: Columns, folder: Path) -> float:
-    """Of three epochs' gradients; the bytes moved are held to the plan's."""
-    whole = InMemory(laid.data, spec.model.kind, laid.shape.units, spec.train.precision)
-    worst = 0.0
-    with training(spec, laid, columns, folder) as made:
-        for _ in range(3):
-            copies: Parameters = {
-                name: value.detach().clone().requires_grad_()
-                for name, value in made.parameters.items()
-            }
-            epoch = made.epoch()
-            loss = whole.gradients(copies)
-            assert epoch.loss == pytest.approx(loss, rel=1e-6)
-            assert epoch.read_bytes == columns.program.read_bytes
-            assert epoch.written_bytes == columns.program.written_bytes
-            worst = max(worst, largest_error(made.parameters, copies))
-    return worst
 
 
 @pytest.mark.parametrize(("kind", "mode"), [*product(KINDS, MODES)])

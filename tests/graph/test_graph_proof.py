@@ -16,7 +16,7 @@ from ratrain.graph.program import (
     build,
     cell_bytes_of,
 )
-from ratrain.graph.prove import prove
+from ratrain.graph.prove import Columns, prove
 from ratrain.graph.trace import ADD
 from ratrain.program.binding import FREE
 from ratrain.program.verify import Rule
@@ -35,24 +35,25 @@ def without(program: GraphProgram, op: int) -> GraphProgram:
 def test_an_eviction_without_its_write_reads_what_an_earlier_epoch_left() -> None:
     program = spilling()
     spill = next(at for at, op in enumerate(program.ops) if op.lane == WRITE_LANE)
-    rules = {finding.rule for finding in prove(without(program, spill))}
+    rules = {finding.rule for finding in prove(Columns((without(program, spill),)))}
     assert Rule.READ_BEFORE_WRITE in rules
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_op_of_a_program_is_needed(kind: str) -> None:
     program = spilling(kind)
-    assert prove(program) == []
+    assert prove(Columns((program,))) == []
     for op in range(len(program.ops)):
         if program.ops[op].item.verb != "step":
-            assert prove(without(program, op)), program.place(op)
+            assert prove(Columns((without(program, op),))), program.ops[op].word
 
 
 def test_a_cell_that_is_taken_before_it_was_freed_is_found() -> None:
     program = spilling()
     at, op = next((n, op) for n, op in enumerate(program.ops) if any(u[0] == FREE for u in op.uses))
     kept = replace(op, uses=[use for use in op.uses if use[0] != FREE])
-    found = prove(replace(program, ops=(*program.ops[:at], kept, *program.ops[at + 1 :])))
+    changed = replace(program, ops=(*program.ops[:at], kept, *program.ops[at + 1 :]))
+    found = prove(Columns((changed,)))
     assert Rule.OVERWRITTEN in {finding.rule for finding in found}
 
 
@@ -62,12 +63,12 @@ def test_ops_in_another_order_wait_for_ever_or_read_what_is_not_there() -> None:
     ops = list(program.ops)
     last = next(at for at, op in enumerate(ops) if op.item.verb == "step")
     ops.insert(last, ops.pop(first))
-    assert prove(replace(program, ops=tuple(ops)))
+    assert prove(Columns((replace(program, ops=tuple(ops)),)))
 
 
 def test_more_than_a_tier_holds_is_found() -> None:
     program = spilling()
-    found = prove(program, {"host": 4096, "disk": 4096})
+    found = prove(Columns((program,)), {"host": 4096, "disk": 4096})
     assert {(f.rule, f.state) for f in found} == {
         (Rule.OVER_BUDGET, "host"),
         (Rule.OVER_BUDGET, "disk"),

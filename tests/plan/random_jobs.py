@@ -117,12 +117,13 @@ def candidates(
     cells: int = 200,
     *,
     tied: bool = False,
+    waiting: bool = False,
     divided: bool | None = None,
 ) -> tuple[Group, Plan, np.ndarray]:
     """A row of a random job: its group of one row, the candidate, its recovery codes. `tied`: the
     model's embeddings are, on the backend that keeps two copies. Some jobs feed rounding errors
-    back, and some of these clip, so that a step may be skipped. `divided`: with sequence
-    parallelism, or without; None: either."""
+    back, and some of these clip, so that a step may be skipped. `waiting`: gradients of some wait
+    in another tier. `divided`: with sequence parallelism, or without; None: either."""
     planned_job = job(
         draw(st.sampled_from(MODELS)),
         draw(st.sampled_from(["mt3000", "a100-80g-dgx", "mixed-sites"])),
@@ -130,15 +131,17 @@ def candidates(
         draw(st.sampled_from([4, 12, 16, 32, 48])),
         draw(st.sampled_from([64, 512, 1024])),
         schedule=draw(st.sampled_from(schedules)),
-        backend="torch" if tied else "described",
+        backend="torch" if tied or waiting else "described",
     )
     fed_back = draw(st.booleans())
-    skeleton = None
+    skeleton = tier = None
     if planned_job.schedule.name == "ratrain":
         skeleton = draw(st.sampled_from([None, None, "1f1b", "layer-major-2", "layer-major-8"]))
+        tier = draw(st.sampled_from([None, "host"])) if waiting else None
+    changed = {"error_feedback": fed_back, "skeleton": skeleton, "gradient_tier": tier}
     planned_job = replace(
         planned_job,
-        schedule=replace(planned_job.schedule, error_feedback=fed_back, skeleton=skeleton),
+        schedule=replace(planned_job.schedule, **changed),
         train=replace(planned_job.train, clip_norm=draw(st.sampled_from([None, 1.0]))),
     )
     if tied:

@@ -75,7 +75,7 @@ def test_the_bill_is_at_most_two_percent_above_the_proof(row: Row) -> None:
 
 
 @quick
-@given(candidates(RATRAIN + NAMED, cells=80, tied=True))
+@given(candidates(RATRAIN + NAMED, cells=80, tied=True, waiting=True))
 def test_the_bill_is_never_below_where_a_tied_gradient_waits_for_its_other_copy(row: Row) -> None:
     assert row[1].choices.tie
     check_never_below(row)

@@ -142,7 +142,7 @@ def test_the_largest_micro_batch_fits_and_twice_as_much_does_not() -> None:
     [
         ({"view_tier": "disk"}, "made of the optimizer's"),
         ({"recovery": "spill"}, "needs a tier to wait in"),
-        ({"gradient_tier": "disk"}, "tied embeddings"),
+        ({"gradient_tier": "disk", "mirror": True}, "mirrors are sent gradients"),
         ({"gradient_tier": "disk", "name": "tuned"}, "updates nothing until all gradients"),
     ],
 )

@@ -209,6 +209,28 @@ def test_everything_in_tiers_changes_no_bit_beside_what_else_a_job_may_ask_for(
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        Setting("ratrain", 2, 2, clip_norm=0.5),
+        Setting("ratrain", 2, 1, clip_norm=0.5, sharding=0, skeleton="layer-major-4"),
+        Setting("ratrain", 1, 2, clip_norm=0.5, sharding=1, gradient_wire="bf16"),
+        Setting("ratrain", 2, 2, dtype="bf16", clip_norm=0.5, error_feedback=True),
+        Setting("ratrain", 2, 2, dtype="fp16", loss_scale=2.0**21),
+        Setting("ratrain", 2, 1, dtype="fp16", loss_scale=2.0**21, overflow="unit"),
+        Setting("ratrain", 1, 1, model=(("tie_word_embeddings", True),)),
+        Setting("ratrain", 2, 2, clip_norm=0.5, model=(("tie_word_embeddings", True),)),
+    ],
+    ids=str,
+)
+def test_gradients_wait_beside_clipping_loss_scales_and_tied_weights_and_no_bit_changes(
+    crew: Crew, tmp_path: Path, setting: Setting, tier: str
+) -> None:
+    assert_same_run(crew, tmp_path, setting, _waiting(setting, tier, "gradient"))
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (1, 1)])
 def test_a_checkpoint_of_a_run_with_states_in_tiers_goes_on_with_other_ranks_and_tiers(
     crew: Crew, tmp_path: Path, ranks: tuple[int, int]

@@ -192,8 +192,8 @@ class ScheduleSpec:
     # where the weights that compute reads wait for each use, beside an `optimizer_tier`; left out:
     # on the device, unless nothing else fits
     view_tier: Literal["device", "host", "disk"] | None = None
-    # where a layer's gradient, which must be whole and is not clipped, waits for the layer's next
-    # micro-batch where other layers come between
+    # where a layer's gradient, which must be whole, waits for the layer's next micro-batch where
+    # other layers come between, and with clipping or fp16 for the norm of all gradients
     gradient_tier: Literal["device", "host", "disk"] | None = None
     # where activations wait for backward: the inputs of stages that recompute, and all that stages
     # in mode spill save; left out: on the device, unless nothing else fits

@@ -3,12 +3,14 @@ does not fit on disk meanwhile. An epoch is a program of the house's form: unit 
 in the place of the micro-batch.
 
 - `spec`, `csr`, `generate`, `read`: GRAPH.toml, the graph it names or generates;
-- `partition`, `blocks`: the graph cut, and its matrix by pairs of partitions;
+- `partition`, `blocks`, `share`: the graph cut, its matrix by pairs of partitions, and partitions
+  divided among processes;
 - `units`, `trace`: what a network is made of, and what an epoch computes in which order;
 - `cells`, `program`, `prove`, `clock`, `plan`: memory by cells, the program of an epoch, its proof,
   its time, and the layout of the fewest bytes;
-- `network`, `spmm`, `execute`, `train`, `saved`: in torch, on lanes, with checkpoints; `calibrate`
-  times this machine before the first epoch;
+- `network`, `spmm`, `execute`, `train`, `saved`: in torch, on lanes, with checkpoints; `process`,
+  `links`: other processes and what goes to them; `calibrate` times this machine before the first
+  epoch;
 - `reference`, `compare`: the same in memory, and both side by side.
 
 What plans imports no torch.

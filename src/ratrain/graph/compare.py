@@ -10,11 +10,12 @@ from pathlib import Path
 from ratrain.errors import Infeasible
 from ratrain.graph.network import Parameters
 from ratrain.graph.plan import Laid, planned
+from ratrain.graph.process import begun
 from ratrain.graph.program import MODES
 from ratrain.graph.reference import InMemory, largest_error
 from ratrain.graph.run import disk_of
 from ratrain.graph.spec import GraphFile, Mode
-from ratrain.graph.train import Training, store_of
+from ratrain.graph.train import Training
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,12 @@ def _mode(
 ) -> Compared:
     disk = disk_of(spec, base, folder)
     plan = planned(laid, spec.memory, disk)
-    store = store_of(disk, folder)
+    crew = begun(spec, plan, disk, folder)
     try:
-        training = Training(spec, plan, store)
-        training.store_features()
-        rows = [_epoch(training, whole) for _ in range(epochs)]
+        crew.training.store_features()
+        rows = [_epoch(crew.training, whole) for _ in range(epochs)]
     finally:
-        store.close()
+        crew.close()
     errors, losses, in_memory, times, in_memory_times, read, written = zip(*rows, strict=True)
     return Compared(
         plan.program.layout.mode,
@@ -73,8 +73,8 @@ def _mode(
         sorted(in_memory_times)[epochs // 2],
         max(read),
         max(written),
-        plan.program.read_bytes,
-        plan.program.written_bytes,
+        plan.read_bytes,
+        plan.written_bytes,
     )
 
 

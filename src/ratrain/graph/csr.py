@@ -57,8 +57,8 @@ def _keys(row: np.ndarray, column: np.ndarray, nodes: int, out: Ints) -> None:
 
 def _of_keys(keys: Ints, nodes: int) -> Csr:
     """The graph of sorted keys: target times nodes plus source."""
-    if len(keys):
-        keys = keys[np.r_[True, keys[1:] != keys[:-1]]]
+    if len(keys) and not (first := np.r_[True, keys[1:] != keys[:-1]]).all():
+        keys = keys[first]
     starts = np.searchsorted(keys, np.arange(nodes + 1, dtype=np.int64) * nodes)
     columns = np.empty(len(keys), dtype=np.int32)
     for at in range(0, len(keys), _AT_ONCE):

@@ -1,25 +1,37 @@
-"""Runs a proved epoch: a thread for each lane, every op when those that it waits for have ended,
-data of partitions in page-aligned buffers and in the tier store's files."""
+"""Runs a process's part of a proved epoch: a thread for each lane, every op when those that it
+waits for have ended, data of partitions in page-aligned buffers and in the tier store's files."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
+from ratrain.graph.links import ALONE, Links
 from ratrain.graph.network import Network
-from ratrain.graph.program import COMPUTE_LANE, LANES, READ_LANE, WRITE_LANE, GraphProgram
+from ratrain.graph.program import (
+    COMPUTE_LANE,
+    LANES,
+    READ_LANE,
+    RECEIVE_LANE,
+    SEND_LANE,
+    WRITE_LANE,
+    GraphProgram,
+)
 from ratrain.graph.prove import Columns
-from ratrain.graph.trace import Datum
+from ratrain.graph.share import Boundary
+from ratrain.graph.trace import SUM, Datum
 from ratrain.program.binding import FREE
 from ratrain.storage import Key, TierStore, in_pages, page_buffer
 from ratrain.timeline.timeline import Span, Timeline
 
 Progress = Callable[[int, int], None]
+PIECE_BYTES = 1 << 20
+"""Of rows that are gathered from a partition at once, to be sent."""
 
 
 def key_of(datum: Datum) -> Key:
@@ -62,19 +74,26 @@ class Lanes:
 
 
 class Executor:
-    """Runs epochs of one program, one after the other."""
+    """Runs epochs of one process's program, one after the other. `boundary`: the rows that others
+    need of its partitions."""
 
     def __init__(
-        self, columns: Columns, network: Network, store: TierStore, dtype: torch.dtype
+        self,
+        program: GraphProgram,
+        network: Network,
+        store: TierStore,
+        dtype: torch.dtype,
+        boundary: Boundary,
+        links: Links = ALONE,
     ) -> None:
-        program = columns.program
         self._program, self._network, self._store, self._dtype = program, network, store, dtype
+        self._boundary, self._links = boundary, links
         layout = program.layout
         self.buffers = Buffers(layout.cells * layout.cell_bytes)
         shape = program.shape
         widest = max(max(u.sum_forward, u.sum_backward) for u in shape.units)
         self._sums = [torch.zeros(shape.largest * widest, dtype=dtype) for _ in range(layout.group)]
-        self._waits = _waits(columns)
+        self._waits = _waits(Columns((program,)))
         self._frees = _freed(program)
         self._made: list[list[Datum]] = [
             list(op.item.makes) if op.lane == COMPUTE_LANE else [] for op in program.ops
@@ -95,7 +114,7 @@ class Executor:
         began_s = time.perf_counter()
         others = [
             threading.Thread(target=self._lane, args=(lane, lanes, began_s, None), daemon=True)
-            for lane in (READ_LANE, WRITE_LANE)
+            for lane in range(1, len(LANES))
         ]
         for thread in others:
             thread.start()
@@ -120,12 +139,15 @@ class Executor:
                 asked_s = time.perf_counter()
                 if not self._wait(self._waits[number]):
                     return
+                self._meet(number)
                 start_s = time.perf_counter()
                 self._run(number)
                 end_s = time.perf_counter()
                 lanes.waited_s[lane] += start_s - asked_s
                 lanes.busy_s[lane] += end_s - start_s
-                span = Span(0, 0, LANES[lane], ops[number].word, start_s - began_s, end_s - began_s)
+                times = start_s - began_s, end_s - began_s
+                process = self._program.shape.process
+                span = Span(0, process, LANES[lane], ops[number].word, *times)
                 self._end(number, span)
                 if progress is not None:
                     progress(place + 1, len(numbers))
@@ -133,6 +155,7 @@ class Executor:
             with self._changed:
                 self._failed = self._failed or error
                 self._changed.notify_all()
+            self._links.close()  # lanes may wait for others, which may wait for this process
 
     def _wait(self, sources: list[int]) -> bool:
         """Until these ops have ended; False where a lane has failed."""
@@ -141,6 +164,12 @@ class Executor:
                 lambda: self._failed is not None or all(self._done[at] for at in sources)
             )
             return self._failed is None
+
+    def _meet(self, number: int) -> None:
+        """What is received begins when it is sent."""
+        op = self._program.ops[number]
+        if op.lane == RECEIVE_LANE and op.datum is not None:
+            self._links.meet(op.item.source, op.datum.name, op.size_bytes)
 
     def _end(self, number: int, span: Span) -> None:
         with self._changed:
@@ -156,19 +185,44 @@ class Executor:
         op = self._program.ops[number]
         if op.lane == COMPUTE_LANE:
             self._compute(number)
-        elif op.datum is not None and op.lane == READ_LANE:
-            self._store.read(key_of(op.datum), self._take(op.datum))
-        elif op.datum is not None:
-            self._store.write(key_of(op.datum), self._held[op.datum])
+            return
+        datum = op.datum
+        assert datum is not None
+        if op.lane == READ_LANE:
+            self._store.read(key_of(datum), self._take(datum))
+        elif op.lane == WRITE_LANE:
+            self._store.write(key_of(datum), self._held[datum])
+        elif op.lane == RECEIVE_LANE:
+            self._links.fill(op.item.source, self._take(datum)[: op.size_bytes])
+        elif op.lane == SEND_LANE:
+            pieces = self._pieces(datum, op.item.source)
+            self._links.send(op.item.source, datum.name, op.size_bytes, pieces)
+
+    def _pieces(self, datum: Datum, process: int) -> Iterator[memoryview]:
+        """The rows of a datum that a process needs, some at a time."""
+        rows, places = self._rows(datum).numpy(), self._boundary[datum.part, process]
+        step = max(1, PIECE_BYTES // self._program.shape.row_bytes(datum))
+        for at in range(0, len(places), step):
+            yield rows[places[at : at + step]].data.cast("B")
 
     def _compute(self, number: int) -> None:
         item = self._program.ops[number].item
+        if item.verb == SUM:
+            self._sum_up()
         if item.part < 0:
             return  # the optimizer's step is its caller's
         for datum in self._made[number]:
             self._take(datum)
         rows = {datum: self._rows(datum) for datum in (*item.reads, *item.makes)}
         self._network.run(item, rows, self._sum(item.slot, item.unit, item.part, item.verb))
+
+    def _sum_up(self) -> None:
+        """Adds up the processes' gradients of weights, in their order: the same bits in each."""
+        own = self._network.flat_gradients()
+        total, *others = self._links.gather("gradients", own)
+        for other in others:
+            total += other
+        self._network.set_gradients(total)
 
     def _take(self, datum: Datum) -> memoryview:
         with self._lock:
@@ -177,7 +231,7 @@ class Executor:
 
     def _rows(self, datum: Datum) -> torch.Tensor:
         shape = self._program.shape
-        columns, count = shape.columns(datum.family, datum.unit), int(shape.sizes[datum.part])
+        columns, count = shape.columns(datum.family, datum.unit), shape.rows(datum.part)
         flat = torch.frombuffer(self._held[datum], dtype=self._dtype, count=count * columns)
         return flat.view(count, columns)
 

@@ -26,11 +26,12 @@ class OpTimes:
 
 
 def op_times(predicted: Timeline, measured: Timeline) -> list[OpTimes]:
-    """Of each kind of op, the longest first."""
+    """Of each kind of op, the longest first; of the processes that were measured."""
     counts = Counter(span.word.split()[0] for span in measured.spans)
     sums = [defaultdict[str, float](float) for _ in range(2)]
+    processes = {span.rank for span in measured.spans}
     for timeline, total in zip((predicted, measured), sums, strict=True):
-        for span in timeline.spans:
+        for span in (span for span in timeline.spans if span.rank in processes):
             total[span.word.split()[0]] += span.length_s
     rows = (OpTimes(kind, ops, *(total[kind] for total in sums)) for kind, ops in counts.items())
     return sorted(rows, key=lambda row: -row.measured_s)
@@ -38,8 +39,7 @@ def op_times(predicted: Timeline, measured: Timeline) -> list[OpTimes]:
 
 def plan_figures(plan: Plan) -> dict[str, Any]:
     """A plan as JSON has it."""
-    laid, program = plan.laid, plan.program
-    layout = program.layout
+    laid, layout = plan.laid, plan.program.layout
     return {
         "graph": {
             "nodes": laid.nodes,
@@ -54,8 +54,10 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
             "group": layout.group,
             "cells": layout.cells,
             "cell_bytes": layout.cell_bytes,
-            "read_bytes": program.read_bytes,
-            "written_bytes": program.written_bytes,
+            "processes": plan.processes,
+            "read_bytes": plan.read_bytes,
+            "written_bytes": plan.written_bytes,
+            "sent_bytes": plan.sent_bytes,
             "disk_bytes": plan.disk_bytes,
             "standing_bytes": laid.standing_bytes,
             "working_bytes": laid.working_bytes(layout.group),
@@ -63,7 +65,7 @@ def plan_figures(plan: Plan) -> dict[str, Any]:
             "budget_bytes": plan.budget_bytes,
             "in_memory_bytes": plan.in_memory_bytes,
             "epoch_s": plan.epoch_s,
-            "ops": len(program.ops),
+            "ops": len(plan.columns.ops),
         },
         "tried": [
             {

@@ -52,7 +52,7 @@ def rmat(spec: GraphSource) -> Csr:
     draw = np.random.default_rng(spec.seed)
     bits = max(1, (spec.nodes - 1).bit_length())
     count = int(spec.degree * (1 << bits) / 2)
-    source, target = np.zeros((2, count), np.int64)
+    source, target = np.zeros((2, count), np.int32)
     a, b, c = RMAT
     for _ in range(bits):
         odds = draw.random(count, dtype=np.float32)
@@ -62,8 +62,9 @@ def rmat(spec: GraphSource) -> Csr:
         target <<= 1
         target += right
     apart = source != target
-    shuffled = draw.permutation(1 << bits)
-    source, target = shuffled[source[apart]], shuffled[target[apart]]
+    shuffled = draw.permutation(1 << bits).astype(np.int32)
+    source = shuffled[source[apart]]
+    target = shuffled[target[apart]]
     return csr_of(source, target, 1 << bits, directed=False)
 
 

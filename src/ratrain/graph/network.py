@@ -78,6 +78,18 @@ class Network:
         for parameter in self.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 
+    def flat_gradients(self) -> np.ndarray:
+        """Those of all parameters, in order."""
+        gradients = [parameter.grad for parameter in self.parameters.values()]
+        return torch.cat([each.reshape(-1) for each in gradients if each is not None]).numpy()
+
+    def set_gradients(self, flat: np.ndarray) -> None:
+        """The other way round."""
+        parameters = list(self.parameters.values())
+        parts = torch.from_numpy(flat).split([each.numel() for each in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
     @torch.no_grad()
     def run(self, item: Item, rows: Rows, sums: torch.Tensor | None) -> None:
         """One op. `rows`: what it reads and makes; `sums`: its sum's rows."""

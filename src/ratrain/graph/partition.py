@@ -49,8 +49,11 @@ class Partition:
         return numbers
 
 
-def partitioned(graph: Csr, parts: int, how: str, seed: int) -> tuple[Partition, str]:
-    """The graph's partition, and by what it was made. `how`: auto, kaminpar or own."""
+def partitioned(
+    graph: Csr, parts: int, how: str, seed: int, *, directed: bool
+) -> tuple[Partition, str]:
+    """The graph's partition, and by what it was made. `how`: auto, kaminpar or own; `directed`:
+    whether an edge may have none back."""
     if parts == 1:
         return Partition(np.arange(graph.nodes), np.array([0, graph.nodes])), "none"
     installed = find_spec("kaminpar") is not None
@@ -61,8 +64,8 @@ def partitioned(graph: Csr, parts: int, how: str, seed: int) -> tuple[Partition,
             fix='pip install "ratrain[graph]", or write partitioner = "own"',
         )
     if how != "own" and installed:
-        return of_labels(_by_kaminpar(graph, parts, seed), parts), "kaminpar"
-    return of_labels(_by_propagation(graph, parts, seed), parts), "own"
+        return of_labels(_by_kaminpar(graph, directed, parts, seed), parts), "kaminpar"
+    return of_labels(_by_propagation(graph, directed, parts, seed), parts), "own"
 
 
 def expansion(graph: Csr, partition: Partition) -> float:
@@ -82,19 +85,19 @@ def of_labels(labels: Ints, parts: int) -> Partition:
     return Partition(np.argsort(labels, kind="stable"), bounds)
 
 
-def _by_kaminpar(graph: Csr, parts: int, seed: int) -> Ints:
+def _by_kaminpar(graph: Csr, directed: bool, parts: int, seed: int) -> Ints:
     """Through a file, which is how its wheel takes a graph. It takes symmetric ones, without edges
     of a node to itself."""
     kaminpar: Any = import_module("kaminpar")
-    undirected = _undirected(graph)
+    undirected = _undirected(graph, directed)
     with tempfile.TemporaryDirectory(prefix="ratrain-graph-") as folder:
         path = Path(folder) / "graph.parhip"
         begins = 8 * (3 + graph.nodes + 1)
         with path.open("wb") as file:
             np.array([PARHIP_PLAIN, graph.nodes, undirected.edges], np.uint64).tofile(file)
             (undirected.starts * 8 + begins).astype(np.uint64).tofile(file)
-            for at in range(0, undirected.edges, 1 << 22):
-                undirected.columns[at : at + (1 << 22)].astype(np.uint64).tofile(file)
+            for at in range(0, undirected.edges, MOST_EDGES):
+                undirected.columns[at : at + MOST_EDGES].astype(np.uint64).tofile(file)
         del undirected
         read = kaminpar.load_graph(str(path), kaminpar.GraphFileFormat.PARHIP)
         kaminpar.reseed(seed % 2**31)
@@ -102,19 +105,24 @@ def _by_kaminpar(graph: Csr, parts: int, seed: int) -> Ints:
         return np.asarray(solver.compute_partition(read, parts, SLACK), dtype=np.int64)
 
 
-def _undirected(graph: Csr) -> Csr:
-    rows, columns = graph.rows(), graph.columns
-    apart = rows != columns
-    return csr_of(rows[apart], columns[apart], graph.nodes, directed=False)
+def _undirected(graph: Csr, directed: bool) -> Csr:
+    """The graph with every edge both ways, and none of a node to itself."""
+    apart = graph.rows() != graph.columns
+    if directed:
+        return csr_of(graph.rows()[apart], graph.columns[apart], graph.nodes, directed=False)
+    if apart.all():
+        return graph
+    before = np.concatenate([[0], np.cumsum(apart)])
+    return Csr(before[graph.starts], graph.columns[apart])
 
 
-def _by_propagation(graph: Csr, parts: int, seed: int) -> Ints:
+def _by_propagation(graph: Csr, directed: bool, parts: int, seed: int) -> Ints:
     """Every node to the partition of most of its neighbours that has room, some rounds long
     (Spinner, arXiv 1404.3861)."""
     draw = np.random.default_rng(seed)
     n, most = graph.nodes, int(np.ceil((1 + SLACK) * graph.nodes / parts))
     labels = draw.permutation(n) * parts // n
-    undirected = _undirected(graph)
+    undirected = _undirected(graph, directed)
     runs = _runs(undirected)
     for _ in range(ROUNDS):
         sizes = np.bincount(labels, minlength=parts)

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from ratrain.describe.units import format_bytes
+from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.graph.blocks import Blocks, blocks_of
 from ratrain.graph.clock import Rates, clocked
-from ratrain.graph.csr import Csr, Ints, aggregation, renumbered
+from ratrain.graph.csr import Csr, Ints, Matrix, aggregation, renumbered
 from ratrain.graph.partition import Partition, expansion, partitioned
 from ratrain.graph.program import (
     MODES,
@@ -26,6 +27,7 @@ from ratrain.graph.program import (
 )
 from ratrain.graph.prove import Columns, held_bytes, require_sound
 from ratrain.graph.read import GraphData, graph_data
+from ratrain.graph.share import Division, divided
 from ratrain.graph.spec import GraphFile, MemoryKeys
 from ratrain.graph.trace import Shape
 from ratrain.graph.units import Unit, units_of
@@ -52,19 +54,40 @@ class Laid:
     shape: Shape
     forward: Blocks
     backward: Blocks
+    division: Division
+    topology_bytes: tuple[int, ...]  # of each process
     expansion: float
     nodes: int
     edges: int
 
-    @cached_property
-    def topology_bytes(self) -> int:
-        back = [] if self.backward is self.forward else list(self.backward.values())
-        return sum(block.size_bytes for block in [*self.forward.values(), *back])
-
     @property
     def standing_bytes(self) -> int:
-        """What is in memory whatever the plan: the process, the graph, the labels."""
-        return PROCESS_BYTES + self.topology_bytes + ROW_BYTES * self.nodes
+        """What is in memory whatever the plan: the process, its edges, the labels. Of the process
+        that has most."""
+        return PROCESS_BYTES + max(self.topology_bytes) + ROW_BYTES * self.nodes
+
+    def of(self, process: int) -> Laid:
+        """What one of several processes has of it."""
+        if self.division.processes == 1:
+            return self
+        forward, backward = self.division.blocks_of(self.forward, process), self.backward
+        backward = (
+            forward
+            if self.backward is self.forward
+            else self.division.blocks_of(self.backward, process)
+        )
+        data = replace(self.data, graph=EMPTY)
+        shape = self.shape.of(process)
+        return replace(self, data=data, shape=shape, forward=forward, backward=backward)
+
+    def nodes_of(self, part: int) -> Ints:
+        """The nodes, as the data number them, of the rows of a partition that the process has to do
+        with."""
+        nodes = self.partition.order[self.partition.bounds[part] : self.partition.bounds[part + 1]]
+        process = self.shape.process
+        if self.shape.owner[part] == process:
+            return nodes
+        return nodes[self.division.boundary[part, process]]
 
     def working_bytes(self, group: int) -> int:
         """Of open sums, and of what an op makes on the side."""
@@ -96,7 +119,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The layout taken, its proved program, and what was tried."""
+    """The layout taken, its proved program of each process, and what was tried."""
 
     laid: Laid
     columns: Columns
@@ -106,18 +129,37 @@ class Plan:
 
     @property
     def program(self) -> GraphProgram:
+        """The first process's."""
         return self.columns.program
 
     @property
+    def processes(self) -> int:
+        return len(self.columns.programs)
+
+    @property
+    def read_bytes(self) -> int:
+        """Of an epoch, by all processes."""
+        return sum(program.read_bytes for program in self.columns.programs)
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(program.written_bytes for program in self.columns.programs)
+
+    @property
+    def sent_bytes(self) -> int:
+        """From process to process."""
+        return sum(program.sent_bytes for program in self.columns.programs)
+
+    @property
     def peak_bytes(self) -> int:
-        """Of the process in all."""
+        """Of a process in all, at most."""
         layout = self.program.layout
         cells = layout.cells * layout.cell_bytes
         return self.laid.standing_bytes + self.laid.working_bytes(layout.group) + cells
 
     @property
     def disk_bytes(self) -> int:
-        return held_bytes(self.program)["disk"]
+        return sum(held_bytes(program)["disk"] for program in self.columns.programs)
 
     @property
     def in_memory_bytes(self) -> int:
@@ -126,7 +168,8 @@ class Plan:
         shape, nodes = self.laid.shape, self.laid.nodes
         columns = shape.units[0].width_in
         columns += sum(2 * u.width_out + u.sum_forward for u in shape.units)
-        return self.laid.standing_bytes + columns * nodes * shape.element_bytes
+        standing = PROCESS_BYTES + sum(self.laid.topology_bytes) + ROW_BYTES * nodes
+        return standing + columns * nodes * shape.element_bytes
 
     @cached_property
     def epoch_s(self) -> float:
@@ -143,37 +186,66 @@ def lay_out(spec: GraphFile, folder: Path, *, whole: bool = False) -> Laid:
     parts = min(
         spec.memory.parts or _parts(spec.memory, units, data, element_bytes), data.graph.nodes
     )
-    partition, how = partitioned(data.graph, parts, spec.memory.partitioner, spec.graph.seed)
-    laid = cut(spec, data, partition, how)
-    return laid if whole else replace(laid, data=replace(data, graph=EMPTY))
+    if parts < spec.memory.processes:
+        raise SpecError(
+            f"{spec.memory.processes} processes divide {counted(parts, 'partition')}",
+            place="[memory] processes",
+            fix="take fewer, or cut the nodes into more `parts`",
+        )
+    how, seed = spec.memory.partitioner, spec.graph.seed
+    partition, how = partitioned(data.graph, parts, how, seed, directed=spec.graph.directed)
+    ordered = in_order(spec, data.graph, partition)
+    if not whole:  # before its matrix is cut, which takes twice as much
+        data = replace(data, graph=EMPTY)
+    return cut(spec, data, ordered, partition, how)
+
+
+class Ordered(NamedTuple):
+    """A graph in its partition's order: its matrix, its edges, and rows that partitions need over
+    all rows."""
+
+    matrix: Matrix
+    edges: int
+    expansion: float
+
+
+def in_order(spec: GraphFile, graph: Csr, partition: Partition) -> Ordered:
+    """A graph as `cut` takes it."""
+    graph = renumbered(graph, partition.new_of_old)
+    matrix = aggregation(graph, spec.model.kind, spec.train.precision)
+    return Ordered(matrix, graph.edges, expansion(graph, partition))
 
 
 def _parts(memory: MemoryKeys, units: tuple[Unit, ...], data: GraphData, element_bytes: int) -> int:
-    """As few partitions as leave room for a dozen."""
-    graph = data.graph
-    standing = PROCESS_BYTES + 16 * graph.edges + ROW_BYTES * graph.nodes
+    """As few partitions as leave each process room for a dozen."""
+    graph, processes = data.graph, memory.processes
+    standing = PROCESS_BYTES + 16 * graph.edges // processes + ROW_BYTES * graph.nodes
     left = max(memory.budget_bytes - standing, memory.budget_bytes // 20)
     widest = max(max(u.width_in, u.gradient, u.sum_forward, u.sum_backward) for u in units)
-    layer = graph.nodes * widest * element_bytes
+    layer = graph.nodes * widest * element_bytes // processes
     parts = -(-layer * PARTS_IN_MEMORY // left)
-    return 1 << min(max(parts - 1, 0).bit_length(), MOST_PARTS.bit_length() - 1)
+    most = MOST_PARTS // processes
+    return processes << min(max(parts - 1, 0).bit_length(), most.bit_length() - 1)
 
 
-def cut(spec: GraphFile, data: GraphData, partition: Partition, how: str) -> Laid:
-    """A graph cut by a partition."""
+def cut(spec: GraphFile, data: GraphData, ordered: Ordered, partition: Partition, how: str) -> Laid:
+    """A graph cut by its partition."""
     units = units_of(spec.model, data.features.width, data.classes)
     element_bytes = np.dtype(spec.train.precision).itemsize
-    graph: Csr = renumbered(data.graph, partition.new_of_old)
-    matrix = aggregation(graph, spec.model.kind, spec.train.precision)
+    matrix = ordered.matrix
     forward = blocks_of(matrix, partition.bounds)
     symmetric = spec.model.kind != "sage" and not spec.graph.directed
     backward = forward if symmetric else blocks_of(matrix.transposed(), partition.bounds)
+    entries = _entries(forward, partition.count), _entries(backward, partition.count)
+    weights = partition.sizes + sum(each.sum(1) for each in entries)
+    division = divided(weights, spec.memory.processes, forward, backward)
     shape = Shape(
         units,
         partition.sizes,
-        _entries(forward, partition.count),
-        _entries(backward, partition.count),
+        *entries,
         element_bytes,
+        division.owner,
+        division.boundary_rows,
     )
     if len(forward) > MOST_PAIRS:
         raise SpecError(
@@ -182,9 +254,18 @@ def cut(spec: GraphFile, data: GraphData, partition: Partition, how: str) -> Lai
             place="[memory] parts",
             fix=f"cut into fewer, as {int(partition.count * (MOST_PAIRS / len(forward)) ** 0.5)}",
         )
-    rows = expansion(graph, partition)
-    sizes = data.graph.nodes, data.graph.edges
-    return Laid(data, partition, how, shape, forward, backward, rows, *sizes)
+    topology = _topology_bytes(division, forward, backward)
+    laid = data, partition, how, shape, forward, backward, division, topology
+    return Laid(*laid, ordered.expansion, matrix.pattern.nodes, ordered.edges)
+
+
+def _topology_bytes(division: Division, forward: Blocks, backward: Blocks) -> tuple[int, ...]:
+    """Of each process its blocks, and whose rows it sends and receives."""
+    sizes = [division.size_bytes(process) for process in range(division.processes)]
+    for blocks in (forward,) if forward is backward else (forward, backward):
+        for (part, _), block in blocks.items():
+            sizes[division.owner[part]] += block.size_bytes
+    return tuple(sizes)
 
 
 def _entries(blocks: Blocks, parts: int) -> Ints:
@@ -196,22 +277,26 @@ def _entries(blocks: Blocks, parts: int) -> Ints:
 
 def planned(laid: Laid, memory: MemoryKeys, disk: Path) -> Plan:
     """The plan of the fewest bytes, or `Infeasible`."""
-    rates = Rates(memory.disk_read_bytes_per_s, memory.disk_write_bytes_per_s)
-    tried: list[tuple[Candidate, GraphProgram | None]] = []
+    disk_rates = memory.disk_read_bytes_per_s, memory.disk_write_bytes_per_s
+    rates = Rates(*disk_rates, memory.exchange_bytes_per_s)
+    tried: list[tuple[Candidate, list[GraphProgram]]] = []
     for layout in _layouts(laid, memory):
+        shapes = [laid.shape.of(process) for process in range(laid.shape.processes)]
         try:
-            program = build(laid.shape, layout)
+            programs = [build(shape, layout) for shape in shapes]
         except Infeasible as error:
-            tried.append((Candidate(layout, why=error.what), None))
+            tried.append((Candidate(layout, why=error.what), []))
             continue
-        tried.append((Candidate(layout, program.read_bytes, program.written_bytes), program))
-    fitting = [(candidate, program) for candidate, program in tried if program is not None]
+        read = sum(program.read_bytes for program in programs)
+        written = sum(program.written_bytes for program in programs)
+        tried.append((Candidate(layout, read, written), programs))
+    fitting = [(candidate, programs) for candidate, programs in tried if programs]
     if not fitting:
         raise _too_small(laid, memory, tried[-1][0] if tried else None)
-    best = min(fitting, key=lambda each: (each[0].moved_s(rates), each[0].layout.group))[1]
+    best = min(fitting, key=lambda each: (each[0].moved_s(rates), each[0].layout.group))
     free = shutil.disk_usage(_existing(disk)).free
-    cells = best.layout.cells * best.layout.cell_bytes
-    columns = require_sound(best, {"host": cells})
+    cells = best[0].layout.cells * best[0].layout.cell_bytes
+    columns = require_sound(best[1], {"host": cells})
     plan = Plan(laid, columns, tuple(c for c, _ in tried), memory.budget_bytes, rates)
     if plan.disk_bytes > free:
         raise Infeasible(
@@ -227,6 +312,7 @@ def _layouts(laid: Laid, memory: MemoryKeys) -> Iterator[Layout]:
     modes = ["cache", "bypass"] if memory.mode == "auto" else [memory.mode]
     cell_bytes = cell_bytes_of(laid.shape)
     most = _useful_cells(laid.shape, cell_bytes)
+    most_parts = max(map(len, map(laid.shape.parts_of, range(laid.shape.processes))))
     group = 1
     while True:
         left = memory.budget_bytes - laid.standing_bytes - laid.working_bytes(group)
@@ -234,9 +320,9 @@ def _layouts(laid: Laid, memory: MemoryKeys) -> Iterator[Layout]:
             return
         for mode in modes:
             yield Layout(mode, group, min(left // cell_bytes, most), cell_bytes)
-        if group >= laid.shape.parts:
+        if group >= most_parts:
             return
-        group = min(group * 2, laid.shape.parts)
+        group = min(group * 2, most_parts)
 
 
 def _useful_cells(shape: Shape, cell_bytes: int) -> int:

@@ -1,7 +1,8 @@
 """An epoch as a program of the house's form: ops on lanes over versions of states.
 
-Lanes: one that computes, one that reads from the disk, one that writes to it. States: what lies on
-disk, what lies in memory, the cells of memory that hold it, sums, weights and their gradients. Who
+Lanes: one that computes, one that reads from the disk, one that writes to it; of several processes
+each has them, and one that sends and one that receives. States: what lies on disk, what lies in
+memory, the cells of memory that hold it, sums, weights and their gradients. Who
 waits for whom follows from the uses (`program.edges`), so a read begins as soon as the cells that
 it takes are free, however far ahead that is. `columns.py` proves it and puts it on the clock.
 """
@@ -21,7 +22,10 @@ from ratrain.graph.trace import (
     FORWARD,
     OPEN,
     OPEN_B,
+    RECEIVE,
+    SEND,
     STEP,
+    SUM,
     Datum,
     Item,
     Shape,
@@ -30,8 +34,8 @@ from ratrain.graph.trace import (
 from ratrain.program.binding import FREE, READ, WRITE
 from ratrain.storage import PAGE, in_pages
 
-COMPUTE_LANE, READ_LANE, WRITE_LANE = 0, 1, 2
-LANES = ("compute", "disk read", "disk write")
+COMPUTE_LANE, READ_LANE, WRITE_LANE, SEND_LANE, RECEIVE_LANE = range(5)
+LANES = ("compute", "disk read", "disk write", "send", "receive")
 FETCH, SPILL = "read", "write"
 MODES = {
     "cache": "what is made stays, and the farthest next use leaves",
@@ -49,7 +53,8 @@ Use = tuple[int, int, int]
 
 @dataclass
 class Op:
-    """One op. `size_bytes`: what it moves to or from the disk; `datum`: what it moves."""
+    """One op. `size_bytes`: what it moves to or from the disk, or between processes; `datum`: what
+    it moves."""
 
     lane: int
     item: Item
@@ -61,11 +66,16 @@ class Op:
     def word(self) -> str:
         """For people: `add 2.7 <- 3`, `read activation.1.3`."""
         if self.datum is not None:
-            return f"{self.item.verb} {self.datum.name}"
+            end = _ENDS.get(self.item.verb)
+            towards = f" {end} {self.item.source}" if end else ""
+            return f"{self.item.verb} {self.datum.name}{towards}"
         if self.item.part < 0:
             return self.item.verb
         source = f" <- {self.item.source}" if self.item.source >= 0 else ""
         return f"{self.item.verb} {self.item.unit}.{self.item.part}{source}"
+
+
+_ENDS = {SEND: "to", RECEIVE: "from"}
 
 
 @dataclass(frozen=True)
@@ -107,14 +117,22 @@ class GraphProgram:
         return sum(op.size_bytes for op in self.ops if op.lane == WRITE_LANE)
 
     @property
+    def sent_bytes(self) -> int:
+        """To other processes: rows of partitions, and gradients of weights."""
+        moves = (SEND, SUM)
+        return sum(op.size_bytes for op in self.ops if op.item.verb in moves)
+
+    @property
+    def features(self) -> list[Datum]:
+        """Those that the epoch reads."""
+        read = {datum for item in self.items for datum in item.reads if datum.unit == 0}
+        return sorted(read)
+
+    @property
     def on_disk(self) -> list[Datum]:
         """What has a place on the disk, the features first."""
-        features = [Datum(ACTIVATION, 0, p) for p in range(self.shape.parts) if self.shape.sizes[p]]
         spilled = [op.datum for op in self.ops if op.lane == WRITE_LANE and op.datum]
-        return features + spilled
-
-    def place(self, op: int) -> str:
-        return f"{self.ops[op].word} on the lane {LANES[self.ops[op].lane]}"
+        return self.features + spilled
 
 
 def moved_bytes(size_bytes: int) -> int:
@@ -152,7 +170,7 @@ class _Builder:
         self._numbers: dict[str, int] = {}
         self._states: list[State] = []
         self._version: dict[int, int] = defaultdict(int)
-        self._lanes: tuple[list[Op], list[Op], list[Op]] = ([], [], [])
+        self._lanes: tuple[list[Op], ...] = tuple([] for _ in LANES)
         self._last_op: dict[Datum, Op] = {}  # the op that used a resident datum last
         self._spill: dict[Datum, Op] = {}  # its write, which counts if it is read back
         self._spilled: set[Datum] = set()
@@ -163,18 +181,33 @@ class _Builder:
             self._take(at, item)
         for datum in list(self._cells.held):
             self._free(datum)
-        written = [op for op in self._lanes[2] if op.datum in self._spilled]
-        ops = (*self._lanes[0], *self._lanes[1], *written)
+        self._lanes[WRITE_LANE][:] = [
+            op for op in self._lanes[WRITE_LANE] if op.datum in self._spilled
+        ]
+        ops = tuple(op for lane in self._lanes for op in lane)
         return GraphProgram(self._shape, self._layout, tuple(self._items), tuple(self._states), ops)
 
+    def _op(self, item: Item) -> Op:
+        """An item's op, on its lane."""
+        if item.verb == SEND:
+            datum, rows = item.reads[0], int(self._shape.boundary[item.part, item.source])
+            return Op(SEND_LANE, item, [], rows * self._shape.row_bytes(datum), datum)
+        if item.verb == RECEIVE:
+            datum = item.makes[0]
+            return Op(RECEIVE_LANE, item, [], self._shape.size_bytes(datum), datum)
+        if item.verb == SUM:  # everybody's gradients to everybody
+            own_bytes = sum(u.parameters for u in self._shape.units) * self._shape.element_bytes
+            return Op(COMPUTE_LANE, item, [], own_bytes * (self._shape.processes - 1))
+        return Op(COMPUTE_LANE, item)
+
     def _take(self, at: int, item: Item) -> None:
-        """Puts an item on the compute lane, after the reads that it needs."""
-        op = Op(COMPUTE_LANE, item)
+        """Puts an item on its lane, after the reads that it needs."""
+        op = self._op(item)
         kept = (*item.reads, *item.makes)
         for datum in item.reads:
             if datum not in self._cells.held:
                 self._fetch(at, item, datum, kept)
-        self._lanes[0].append(op)
+        self._lanes[op.lane].append(op)
         for datum in item.reads:
             host = self._host(datum)
             op.uses.append((READ, host, self._version[host]))
@@ -186,13 +219,18 @@ class _Builder:
             self._settle(at, datum)
         if self._layout.mode in ("bypass", "regather"):
             for datum in item.makes:
-                self._free(datum)
+                if not self._is_sent_next(datum, at):
+                    self._free(datum)
         self._previous = item.reads
+
+    def _is_sent_next(self, datum: Datum, at: int) -> bool:
+        use = self._next.after(datum, at)
+        return use != NEVER and self._items[use].verb == SEND
 
     def _settle(self, at: int, datum: Datum) -> None:
         """What becomes of a datum that an item has used."""
         use = self._next.after(datum, at)
-        at_once = use == at + 1
+        at_once = use == at + 1 or self._is_sent_next(datum, at)
         if use == NEVER or (self._layout.mode == "regather" and not at_once):
             self._free(datum)
         else:
@@ -204,7 +242,7 @@ class _Builder:
         size = moved_bytes(self._shape.size_bytes(datum))
         op = Op(READ_LANE, Item(FETCH, *item[1:]), size_bytes=size, datum=datum)
         self._room(datum, kept)
-        self._lanes[1].append(op)
+        self._lanes[READ_LANE].append(op)
         if datum in self._spill:
             self._spilled.add(datum)
         disk = self._disk(datum)
@@ -220,7 +258,7 @@ class _Builder:
         self._version[disk] += 1
         spill.uses += [(READ, host, self._version[host]), (WRITE, disk, self._version[disk])]
         self._spill[datum] = spill
-        self._lanes[2].append(spill)
+        self._lanes[WRITE_LANE].append(spill)
         self._last_op[datum] = op
         self._cells.used(datum, at, self._next.after(datum, at))
 
@@ -271,11 +309,21 @@ class _Builder:
     # ---- sums and weights ---------------------------------------------------------------
 
     def _work(self, op: Op, item: Item) -> None:
-        """The uses of sums, weights and their gradients."""
-        if item.verb == STEP:
+        """The uses of sums, weights and their gradients, and of connections."""
+        if item.verb in (SEND, RECEIVE):
+            self._write(op, self._connection(op.lane))
+            return
+        if item.verb == SUM:
+            for lane in (SEND_LANE, RECEIVE_LANE):  # what they had to move comes first
+                if self._version[self._connection(lane)]:
+                    self._read(op, self._connection(lane))
+        if item.verb in (SUM, STEP):
             for unit in self._shape.units:
-                self._read(op, self._gradients(unit.number), last=True)
-                self._write(op, self._weights(unit.number))
+                gradients = self._gradients(unit.number)
+                if self._version[gradients]:
+                    self._read(op, gradients, last=item.verb == STEP)
+                target = self._weights if item.verb == STEP else self._gradients
+                self._write(op, target(unit.number))
             return
         if item.slot >= 0:
             slot = self._state(f"sum.{item.slot}", "", 0, given=False)
@@ -318,6 +366,9 @@ class _Builder:
 
     def _weights(self, unit: int) -> int:
         return self._state(f"weights.{unit}", "", 0, given=True)
+
+    def _connection(self, lane: int) -> int:
+        return self._state(LANES[lane], "", 0, given=False)
 
     def _gradients(self, unit: int) -> int:
         return self._state(f"weight gradients.{unit}", "", 0, given=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +37,10 @@ class MappedFeatures:
     array: npt.NDArray[Any]
     path: Path
 
+    def __reduce__(self) -> tuple[Callable[[Path], MappedFeatures], tuple[Path]]:
+        """To another process goes the file's name, which it maps itself."""
+        return mapped_features, (self.path,)
+
     @property
     def width(self) -> int:
         return int(self.array.shape[1])
@@ -51,6 +56,11 @@ class MappedFeatures:
                 fix="replace what is missing, as with numpy.nan_to_num",
             )
         return rows
+
+
+def mapped_features(path: Path) -> MappedFeatures:
+    """The features of a file."""
+    return MappedFeatures(map_array(path, "numbers", 2), path)
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,7 @@ def graph_data(spec: GraphSource, folder: Path) -> GraphData:
     else:
         assert spec.features is not None and spec.labels is not None
         features_at, labels_at = folder / spec.features, folder / spec.labels
-        features = MappedFeatures(map_array(features_at, "numbers", 2), features_at)
+        features = mapped_features(features_at)
         nodes = len(features.array)
         if nodes < 2 or not features.width:
             raise SpecError("no features of two nodes", place=str(features_at), fix="add nodes")

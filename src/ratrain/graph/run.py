@@ -9,10 +9,7 @@ FOLDER/tier/            what does not fit in memory, while it runs; unless [memo
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
-import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -21,17 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from ratrain.errors import SpecError
 from ratrain.graph.calibrate import measured_rates
 from ratrain.graph.clock import clocked, timeline_of
 from ratrain.graph.figures import OpTimes, op_times, plan_figures
 from ratrain.graph.plan import Plan
-from ratrain.graph.program import LANES
+from ratrain.graph.process import STOPS, begun
 from ratrain.graph.saved import listed
 from ratrain.graph.spec import GraphFile
-from ratrain.graph.train import CHECKPOINTS, Epoch, Progress, Training, peak_memory_bytes, store_of
+from ratrain.graph.train import CHECKPOINTS, Epoch, Progress, Training, peak_memory_bytes
 from ratrain.readers.files import exists
 from ratrain.readers.json_lines import read_json_lines
 from ratrain.readers.writing import write_whole
@@ -43,7 +38,6 @@ METRICS, REPORT, MEASURED, PREDICTED = (
     "timeline.json",
     "predicted.json",
 )
-STOPS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def disk_of(spec: GraphFile, base: Path, folder: Path) -> Path:
@@ -123,7 +117,7 @@ class Run:
         kinds: list[OpTimes] = []
         if self.done:
             columns = self.plan.columns
-            predicted = timeline_of(columns.program, clocked(columns, self.plan.rates), LANES)
+            predicted = timeline_of(columns, clocked(columns, self.plan.rates))
             measured = self._training.timeline()
             write_timeline(predicted, self._folder / PREDICTED)
             write_timeline(measured, self._folder / MEASURED)
@@ -146,38 +140,14 @@ class Run:
             "waited_s": sum(e.waited_s for e in done) / len(done) if done else None,
             "read_bytes": done[-1].read_bytes if done else None,
             "written_bytes": done[-1].written_bytes if done else None,
-            "peak_bytes": peak_memory_bytes(),
+            "sent_bytes": done[-1].sent_bytes if done else None,
+            "peak_bytes": max(peak_memory_bytes(), self._training.peak_bytes),
         }
-
-
-def _leave_a_processor() -> None:
-    """To the lanes that read and write: threads of torch that wait for each other spin, and where
-    one of them has no processor the others wait for it (six times the epoch, measured on two).
-    OMP_NUM_THREADS says otherwise."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        linux = hasattr(os, "sched_getaffinity")
-        processors = len(os.sched_getaffinity(0)) if linux else os.cpu_count() or 1
-        torch.set_num_threads(max(1, processors - 1))
-
-
-def _return_memory() -> None:
-    """Gives back to the system what reading and cutting the graph has freed: the C library keeps
-    it, a few bytes an edge, beside what the plan counts."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
-    if trim is not None:
-        trim(0)
 
 
 def open_run(
     spec: GraphFile, plan: Plan, base: Path, folder: Path
 ) -> tuple[Run, Callable[[], None]]:
     """A run, and what closes it: all that it has on the disk goes, but for its folder's files."""
-    _return_memory()
-    _leave_a_processor()
-    store = store_of(disk_of(spec, base, folder), folder)
-    try:
-        return Run(spec, plan, Training(spec, plan, store), folder), store.close
-    except BaseException:
-        store.close()
-        raise
+    crew = begun(spec, plan, disk_of(spec, base, folder), folder)
+    return Run(spec, crew.plan, crew.training, folder), crew.close

@@ -22,6 +22,7 @@ from ratrain.errors import SpecError
 from ratrain.readers.toml import read_toml
 
 Nodes = Annotated[int, Rule(low=2, high=2**31 - 1, sample="100000")]
+Processes = Annotated[int, Rule(low=1, high=64)]
 Parts = Annotated[int, Rule(low=0, high=4096)]
 UnitLayers = Annotated[int, Rule(low=1, high=64)]
 Classes = Annotated[int, Rule(low=2, high=1 << 20)]
@@ -88,13 +89,15 @@ class TrainKeys:
 class MemoryKeys:
     """In how much memory, and where what does not fit lies meanwhile."""
 
-    budget_bytes: SizeBytes  # of the process, in all
+    budget_bytes: SizeBytes  # of the process, in all; of several each
     disk: FileName | None = None  # a folder for what does not fit; default: in the run's folder
+    processes: Processes = 1  # of this machine, which divide the partitions
     parts: Parts = 0  # partitions of the nodes; 0: as the budget asks for
     partitioner: Literal["auto", "kaminpar", "own"] = "auto"
     mode: Mode = "auto"  # how memory is used; auto: the one that moves the fewest bytes
     disk_read_bytes_per_s: RateBytesPerS = 1.7e9  # of the disk, for the predicted time
     disk_write_bytes_per_s: RateBytesPerS = 1.5e9  # the same of writing
+    exchange_bytes_per_s: RateBytesPerS = 1.5e9  # from process to process, the same
 
 
 @dataclass(frozen=True)

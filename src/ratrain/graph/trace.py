@@ -2,12 +2,17 @@
 
 Unit by unit, as a program of a transformer goes micro-batch by micro-batch. The partitions whose
 sums are open at once are a group: a source is read once for all of them.
+
+Of several processes each computes its own partitions. What one makes goes to those that sum it as
+soon as it is made, in rounds: in the i-th of a unit the i-th partition of every process. All go
+through a round's exchanges in one order, so none waits for another that waits for it, however
+little memory there is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +21,7 @@ from ratrain.graph.csr import Ints
 from ratrain.graph.units import Unit
 
 ACTIVATION, GRADIENT, KEPT = "activation", "gradient", "kept"
+SEND, RECEIVE, SUM = "send", "receive", "sum"
 OPEN, ADD, FORWARD, OPEN_B, ADD_B, BACKWARD, STEP = (
     "open",
     "add",
@@ -41,7 +47,8 @@ class Datum(NamedTuple):
 
 
 class Item(NamedTuple):
-    """An op of the compute lane. `slot`: the sum it works on, -1: none."""
+    """An op of the compute lane, or one that sends or receives: `source` is then the process at the
+    other end. `slot`: the sum it works on, -1: none."""
 
     verb: str
     unit: int
@@ -62,10 +69,32 @@ class Shape:
     entries: Ints  # parts x parts
     entries_back: Ints
     element_bytes: int
+    owner: Ints  # the process of each partition
+    boundary: Ints  # rows of a partition that a process needs of another: parts x processes
+    process: int = 0  # whose epoch it is
 
     @property
     def parts(self) -> int:
         return len(self.sizes)
+
+    @property
+    def processes(self) -> int:
+        return self.boundary.shape[1]
+
+    def of(self, process: int) -> Shape:
+        """The same graph as another process has it."""
+        return replace(self, process=process)
+
+    def parts_of(self, process: int) -> list[int]:
+        """Its partitions that have nodes."""
+        mine = (self.owner == process) & (self.sizes > 0)
+        return np.flatnonzero(mine).tolist()
+
+    def rows(self, part: int) -> int:
+        """Rows of a partition that the process has to do with: of another's those it needs."""
+        if self.owner[part] == self.process:
+            return int(self.sizes[part])
+        return int(self.boundary[part, self.process])
 
     @property
     def largest(self) -> int:
@@ -79,25 +108,82 @@ class Shape:
         return {ACTIVATION: u.width_out, GRADIENT: u.gradient, KEPT: u.kept}[family]
 
     def size_bytes(self, datum: Datum) -> int:
-        rows = int(self.sizes[datum.part])
-        return rows * self.columns(datum.family, datum.unit) * self.element_bytes
+        return self.rows(datum.part) * self.row_bytes(datum)
+
+    def row_bytes(self, datum: Datum) -> int:
+        return self.columns(datum.family, datum.unit) * self.element_bytes
+
+
+Transfers = Sequence[tuple[int, int, int]]
+"""Partitions of which rows go from one process to another."""
+
+
+def rounds(shape: Shape) -> list[Transfers]:
+    """What processes send each other of what they make of a unit, round by round: for each of them
+    the same, in the same order."""
+    parts = [shape.parts_of(process) for process in range(shape.processes)]
+    return [
+        [
+            (part, sender, receiver)
+            for sender, own in enumerate(parts)
+            for part in own[number : number + 1]
+            for receiver in np.flatnonzero(shape.boundary[part]).tolist()
+        ]
+        for number in range(max(map(len, parts)))
+    ]
 
 
 def epoch(shape: Shape, group: int) -> list[Item]:
-    """All ops of an epoch's compute lane, with groups of so many partitions."""
-    parts = [part for part in range(shape.parts) if shape.sizes[part]]
+    """All ops of an epoch's compute lane, with groups of so many partitions; and in their places
+    what is sent and received."""
+    parts = shape.parts_of(shape.process)
+    sources = [part for part in range(shape.parts) if shape.rows(part)]
+    every_round = rounds(shape)
     items: list[Item] = []
     turn = False  # sources in rising and falling order by turns: what was read last is read first
-    for unit in shape.units:
+    for unit, ops, made in _passes(shape):
+        left = iter(every_round if _is_summed(shape, made) else [])
         for members in _groups(parts, group if unit.sums else 1):
-            items += _forward(shape, unit, members, _order(parts, turn))
+            for item in ops(shape, unit, members, _order(sources, turn)):
+                items.append(item)
+                if item.makes:
+                    items += _exchanged(shape, made, next(left, ()))
             turn ^= unit.sums
-    for unit in reversed(shape.units):
-        for members in _groups(parts, group if unit.sums else 1):
-            items += _backward(shape, unit, members, _order(parts, turn))
-            turn ^= unit.sums
+        for transfers in left:  # others have more partitions
+            items += _exchanged(shape, made, transfers)
+    if shape.processes > 1:
+        items.append(Item(SUM, 0, -1, -1, -1, (), ()))
     items.append(Item(STEP, 0, -1, -1, -1, (), ()))
     return items
+
+
+Pass = Callable[[Shape, Unit, Sequence[int], Sequence[int]], Iterator[Item]]
+
+
+def _passes(shape: Shape) -> Iterator[tuple[Unit, Pass, tuple[str, int]]]:
+    """Forward of every unit, and backward: with family and unit of what each makes."""
+    for unit in shape.units:
+        yield unit, _forward, (GRADIENT if unit.last else ACTIVATION, unit.number)
+    for unit in reversed(shape.units):
+        yield unit, _backward, (GRADIENT, unit.number - 1)
+
+
+def _is_summed(shape: Shape, made: tuple[str, int]) -> bool:
+    """Whether others sum such rows: a unit sums the activations below it, and its gradients."""
+    family, unit = made
+    if family == ACTIVATION:
+        return shape.units[unit].sums
+    return unit > 0 and shape.units[unit - 1].sums
+
+
+def _exchanged(shape: Shape, made: tuple[str, int], transfers: Transfers) -> Iterator[Item]:
+    family, unit = made
+    for part, sender, receiver in transfers:
+        datum = Datum(family, unit, part)
+        if sender == shape.process:
+            yield Item(SEND, unit, part, receiver, -1, (datum,), ())
+        elif receiver == shape.process:
+            yield Item(RECEIVE, unit, part, sender, -1, (), (datum,))
 
 
 def _groups(parts: list[int], size: int) -> Iterator[list[int]]:
@@ -166,7 +252,8 @@ def missing_sums(items: Sequence[Item], shape: Shape) -> list[str]:
             for item in items:
                 if item.verb == verb and item.unit == unit.number:
                     counts[item.part, item.source] += 1
-            wanted = (entries > 0) * int(unit.sums)
+            own = shape.owner[:, None] == shape.process
+            wanted = ((entries > 0) & own) * int(unit.sums)
             for part, source in zip(*np.nonzero(counts != wanted), strict=True):
                 times = counts[part, source]
                 wrong.append(f"{verb} {unit.number}.{part} <- {source} happens {times} times")

@@ -3,26 +3,29 @@ a step of the optimizer, with checkpoints between them."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
 import resource
 import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from ratrain.errors import SpecError, StorageError
-from ratrain.graph.execute import Executor, Lanes, key_of
-from ratrain.graph.network import Network, Parameters, Tally, parameters_of
+from ratrain.graph.execute import Executor, key_of
+from ratrain.graph.links import ALONE, Links
+from ratrain.graph.network import Network, Parameters, parameters_of
 from ratrain.graph.optimize import Optimizer
-from ratrain.graph.plan import Plan
+from ratrain.graph.plan import Laid
+from ratrain.graph.program import GraphProgram
 from ratrain.graph.saved import Saved, latest, restore, save, state_of
 from ratrain.graph.spec import GraphFile
-from ratrain.graph.trace import ACTIVATION, Datum
 from ratrain.readers.files import read_text
 from ratrain.storage import TierStore
 from ratrain.timeline.timeline import Timeline
@@ -43,17 +46,26 @@ class Epoch:
     others_right: float | None  # of labelled nodes that are not learned; None: there are none
     time_s: float
     computing_s: float
-    waited_s: float  # of the compute lane, for the disk
-    read_bytes: int
+    waited_s: float  # of the compute lane, for the disk and for other processes
+    read_bytes: int  # by all processes, as what follows
     written_bytes: int
+    sent_bytes: int = 0
 
 
 class Training:
-    """A plan's training: made, then run epoch by epoch."""
+    """A process's part of a training: made, then run epoch by epoch. `laid`: what the process has
+    of the graph; `program`: its epoch; `links`: to the others, which do the same."""
 
-    def __init__(self, spec: GraphFile, plan: Plan, store: TierStore) -> None:
-        self._spec, self._plan, self._store = spec, plan, store
-        laid, shape = plan.laid, plan.laid.shape
+    def __init__(
+        self,
+        spec: GraphFile,
+        laid: Laid,
+        program: GraphProgram,
+        store: TierStore,
+        links: Links = ALONE,
+    ) -> None:
+        self._spec, self._laid, self._program, self._store = spec, laid, program, store
+        self._links, shape = links, laid.shape
         self.dtype: torch.dtype = getattr(torch, spec.train.precision)
         self.parameters: Parameters = parameters_of(shape.units, self.dtype, spec.train.seed)
         order = laid.partition.order
@@ -66,34 +78,34 @@ class Training:
             torch.from_numpy(laid.data.is_train[order]),
             laid.partition.bounds.tolist(),
         )
-        self.executor = Executor(plan.columns, self.network, store, self.dtype)
+        boundary = laid.division.boundary
+        self.executor = Executor(program, self.network, store, self.dtype, boundary, links)
         self.optimizer = Optimizer(spec.train, self.parameters)
         self.epochs = 0
+        self.peak_bytes = 0  # of the process that has had most, after an epoch
 
     def store_features(self, progress: Progress | None = None) -> None:
-        """Makes the places on the disk, and writes the features, partition by partition."""
-        laid, shape = self._plan.laid, self._plan.laid.shape
+        """Makes the places on the disk, and writes the features, partition by partition; of another
+        process's those of the rows that are needed here."""
+        _return_memory()
+        shape, features = self._laid.shape, self._program.features
         with _as_of_a_graph():
             self._store.reserve(
-                {key_of(datum): shape.size_bytes(datum) for datum in self._plan.program.on_disk}
+                {key_of(datum): shape.size_bytes(datum) for datum in self._program.on_disk}
             )
-        for part in range(shape.parts):
-            datum = Datum(ACTIVATION, 0, part)
+        for done, datum in enumerate(features):
             size = shape.size_bytes(datum)
-            if not size:
-                continue
             buffer = self.executor.buffers.take(size)
             rows = np.frombuffer(buffer[:size], self._spec.train.precision)
-            rows = rows.reshape(-1, laid.data.features.width)
-            first = laid.partition.bounds[part]
+            rows = rows.reshape(-1, self._laid.data.features.width)
+            nodes = self._laid.nodes_of(datum.part)
             for at in range(0, len(rows), AT_ONCE):
-                nodes = laid.partition.order[first + at : first + min(at + AT_ONCE, len(rows))]
-                rows[at : at + AT_ONCE] = laid.data.features.rows(nodes)
+                rows[at : at + AT_ONCE] = self._laid.data.features.rows(nodes[at : at + AT_ONCE])
             with _as_of_a_graph():
                 self._store.write(key_of(datum), buffer)
             self.executor.buffers.give_back(buffer)
             if progress is not None:
-                progress(part + 1, shape.parts)
+                progress(done + 1, len(features))
 
     def epoch(self, progress: Progress | None = None) -> Epoch:
         """One epoch, and the optimizer's step after it."""
@@ -103,17 +115,36 @@ class Training:
         return replace(epoch, number=self.epochs)
 
     def gradients(self, progress: Progress | None = None) -> Epoch:
-        """An epoch without the step: gradients are left in the parameters."""
+        """An epoch without the step: gradients are left in the parameters, the same in every
+        process."""
+        with _as_of_a_graph(), self._links.explained():
+            return self._gradients(progress)
+
+    def _gradients(self, progress: Progress | None) -> Epoch:
+        self._links.begin(f"epoch {self.optimizer.steps + 1}")
         before, began_s = replace(self._store.traffic), time.perf_counter()
-        with _as_of_a_graph():
-            lanes = self.executor.epoch(progress)
+        sent_before = self._links.sent_bytes
+        lanes = self.executor.epoch(progress)
         traffic = self._store.traffic
-        return _measured(
-            self.network.tally,
-            lanes,
-            time.perf_counter() - began_s,
+        moved = (
             traffic.read_bytes - before.read_bytes,
             traffic.written_bytes - before.written_bytes,
+            self._links.sent_bytes - sent_before,
+        )
+        counted = np.array([*astuple(self.network.tally), *moved, peak_memory_bytes()])
+        everywhere = np.stack(self._links.gather("figures", counted))
+        self.peak_bytes = int(everywhere[:, -1].max())
+        loss, *sums = everywhere[:, :-1].sum(0).tolist()
+        learned, learned_right, others, others_right, *moved = map(int, sums)
+        return Epoch(
+            0,
+            loss,
+            learned_right / max(learned, 1),
+            others_right / others if others else None,
+            time.perf_counter() - began_s,
+            lanes.busy_s[0],
+            lanes.waited_s[0],
+            *moved,
         )
 
     def timeline(self) -> Timeline:
@@ -147,19 +178,13 @@ class Training:
 _MAY_CHANGE = ("epochs", "keep", "checkpoint_every")
 
 
-def _measured(tally: Tally, lanes: Lanes, time_s: float, read: int, written: int) -> Epoch:
-    others = tally.others_right / tally.others if tally.others else None
-    return Epoch(
-        0,
-        tally.loss,
-        tally.learned_right / max(tally.learned, 1),
-        others,
-        time_s,
-        lanes.busy_s[0],
-        lanes.waited_s[0],
-        read,
-        written,
-    )
+def _return_memory() -> None:
+    """Gives back to the system what reading and cutting the graph has freed: the C library keeps
+    it, a few bytes an edge, beside what the plan counts."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
+        trim(0)
 
 
 def peak_memory_bytes() -> int:
@@ -174,11 +199,12 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def store_of(disk: Path, run: Path) -> TierStore:
-    """The run's store: its name follows from its folder, so two runs of one folder meet a lock."""
+def store_of(disk: Path, run: Path, process: int = 0) -> TierStore:
+    """A process's store of a run: its name follows from the run's folder, so two runs of one folder
+    meet a lock."""
     name = f"{run.name}-{hashlib.sha256(str(run.absolute()).encode()).hexdigest()[:8]}"
     with _as_of_a_graph():
-        return TierStore(disk, name, 0)
+        return TierStore(disk, name, process)
 
 
 @contextmanager

@@ -63,6 +63,12 @@ class Unit:
         return not self.attends
 
     @property
+    def parameters(self) -> int:
+        """Numbers that are learned."""
+        products = (self.has_weights + self.own) * self.width_in * self.width
+        return products + self.width * (2 if self.scores else 1)
+
+    @property
     def reads_own(self) -> bool:
         """Whether forward reads the node's own row beside the sum."""
         return self.own or not self.sums

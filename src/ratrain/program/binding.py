@@ -287,10 +287,8 @@ class Binding:
         kept, waits = self.of_unit("gradient", ops, version), self.unit.waits("gradient")[ops.unit]
         if not waits.any():
             return kept
-        last = ops.step * self.states.cells + self.states.unit_cell[ops.unit]
-        last += np.maximum(self.unit.micro_batches[ops.unit], 1) - 1
         later = kept.version - self.unit.micro_batches[ops.unit] + 1
-        stays = self._stays.at(last)
+        stays = self._stays.at(self._last_cells(ops))
         return Ref(
             np.where(waits, stays.state, kept.state),
             np.where(waits, stays.version + later, kept.version),
@@ -304,10 +302,40 @@ class Binding:
         number, count = self._stays.of_unit(self._cells(ops))
         return arrives, arrives.next(), number, number == count - 1
 
+    def stored_sum(self, ops: Ops) -> Ref:
+        """A unit's reduced gradient in the tier in which it waits for all others; behind the stores
+        of what added up."""
+        count = self._stays.of_unit(self._last_cells(ops))[1]
+        where = self.unit.tiers["gradient"][ops.unit]
+        starts = [
+            self.states.by_name[waiting_family("gradient", tier)].start if tier else NEVER
+            for tier in TIERS
+        ]
+        here = self.of_unit("gradient", ops)
+        state = here.state - self.states.by_name["gradient"].start + np.array(starts)[where]
+        return Ref(state, count)
+
+    def fetched_sum(self, ops: Ops) -> Ref:
+        """The slot in which it comes back; its update may write the next version."""
+        stays = self._stays
+        return Ref(stays.sum_slot[ops.step, ops.unit], stays.sum_version[ops.step, ops.unit])
+
+    def waits_for_norm(self, ops: Ops) -> Bools:
+        """Ops whose unit's reduced gradient leaves the device before its update."""
+        if not self.is_any(Kind.FetchSum).any():
+            return np.zeros(len(ops), dtype=np.bool_)
+        return self._stays.sum_version[ops.step, ops.unit] != NEVER
+
+    def _last_cells(self, ops: Ops) -> Ints:
+        """The cells of units' last micro-batches."""
+        first = ops.step * self.states.cells + self.states.unit_cell[ops.unit]
+        return first + np.maximum(self.unit.micro_batches[ops.unit], 1) - 1
+
     @cached_property
     def _stays(self) -> _Stays:
         """Gradients that wait elsewhere are in a slot for some micro-batches at a time: from the
-        first, or one that a fetch names, until the next such one."""
+        first, or one that a fetch names, until the next such one. Behind all of them in a step, in
+        the order of their fetches, come those that have waited for a norm."""
         every, cells = self._ops, self.states.cells * self.setup.period
         waits = self.unit.waits("gradient")
         adds = every.where(self.where("adds_gradient") & waits[every.unit])
@@ -319,19 +347,26 @@ class Binding:
         stay = np.empty(len(adds), dtype=np.int64)
         stay[order] = np.cumsum(begins[order]) - 1  # by step, then unit, then place
         first = order[begins[order]]
-        rank = self.unit.rank[adds.unit[first]]
-        by_op = np.argsort(adds.op[first])
-        turn = np.empty(len(first), dtype=np.int64)
-        turn[by_op] = _turn_on_rank(rank[by_op])
-        length = np.bincount(stay, minlength=len(first))
-        unit = adds.unit[first]
-        is_last = np.r_[_differs(unit, adds.step[first]), True][: len(first)]
-        ends = self.unit.reduced[unit].astype(np.int64) + self.gathered_per_step(unit)
-        writes = length + fetched[cell[first]] + is_last * ends
+        unit, step, count = adds.unit[first], adds.step[first], len(first)
+        length = np.bincount(stay, minlength=count)
+        is_last = np.r_[_differs(unit, step), True][:count]
+        sums = every.where(self.is_any(Kind.FetchSum))
+        returns = np.zeros((self.setup.period, len(waits)), dtype=np.bool_)
+        returns[sums.step, sums.unit] = True
+        ends = self.unit.reduced.astype(np.int64)[unit]
+        ends += self.gathered_per_step(unit) & ~returns[step, unit]
+        writes = np.r_[
+            length + fetched[cell[first]] + is_last * ends, 1 + self.gathered_per_step(sums.unit)
+        ]
+        rank = self.unit.rank[np.r_[unit, sums.unit]]
+        is_sum = np.repeat([0, 1], [count, len(sums)])
+        turns = np.lexsort((np.r_[adds.op[first], sums.op], is_sum, np.r_[step, sums.step]))
+        turn = np.empty(len(rank), dtype=np.int64)
+        turn[turns] = _turn_on_rank(rank[turns])
         slots = np.maximum(self.states.slots["gradient_slot"], 1)
         family, begin = self.states.by_name["gradient_slot"], np.cumsum(slots) - slots
         slot = begin[rank] + turn % slots[rank]
-        base = np.zeros(len(first), dtype=np.int64)
+        base = np.zeros(len(rank), dtype=np.int64)
         held = np.zeros(int(slots.sum()), dtype=np.int64)
         for number in np.argsort(turn, kind="stable").tolist():
             base[number] = held[slot[number]]
@@ -341,7 +376,11 @@ class Binding:
         inside = place - place[first][stay]
         version[cell] = base[stay] + fetched[cell[first]][stay] + inside
         of_cell[cell] = stay
-        return _Stays(family.start + slot, version, of_cell, unit + adds.step[first] * len(waits))
+        sum_slot, sum_version = (np.full(returns.shape, NEVER, dtype=np.int64) for _ in range(2))
+        sum_slot[sums.step, sums.unit] = family.start + slot[count:]
+        sum_version[sums.step, sums.unit] = base[count:] + 1
+        owner = unit + step * len(waits)
+        return _Stays(family.start + slot[:count], version, of_cell, owner, sum_slot, sum_version)
 
     def of_all_replicas(self, ops: Ops) -> Ref:
         """A unit's gradient with every micro-batch and every replica in it, of one copy where the
@@ -354,10 +393,11 @@ class Binding:
         whole, g = self.of_all_replicas(ops), ops.unit
         share = self.of_unit("shard", ops, self.unit.micro_batches[g])
         sharded = self.reduced_per_micro_batch(g)
-        return Ref(
+        reduced = Ref(
             np.where(sharded, share.state, whole.state),
             np.where(sharded, share.version, whole.version + (self.unit.tied_to[g] >= 0)),
         )
+        return self._either(self.waits_for_norm(ops), lambda: self.fetched_sum(ops), reduced)
 
     def is_spilled(self, ops: Ops) -> Bools:
         """Whether the activations of ops' cells wait in another tier: those that a Spill moves."""
@@ -496,12 +536,15 @@ def _differs(*columns: Ints) -> Bools:
 @dataclass(frozen=True)
 class _Stays:
     """Of gradients in slots: the slot of each stay; of each (unit, micro-batch) cell the version
-    that it adds to, and its stay; and the unit and step of each stay."""
+    that it adds to, and its stay; and the unit and step of each stay. Steps x units: where, and in
+    which version, a unit's comes back that has waited for a norm."""
 
     slot: Ints
     version: Ints
     stay: Ints
     owner: Ints
+    sum_slot: Ints
+    sum_version: Ints
 
     def at(self, cell: Ints) -> Ref:
         """What a cell's micro-batch finds."""

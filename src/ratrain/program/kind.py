@@ -212,6 +212,8 @@ class Kind(Declared):
     StoreGradient: ClassVar[Kind]
     Spill: ClassVar[Kind]
     Fill: ClassVar[Kind]
+    StoreSum: ClassVar[Kind]
+    FetchSum: ClassVar[Kind]
 
 
 def kinds_where(condition: str) -> npt.NDArray[np.bool_]:

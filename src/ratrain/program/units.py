@@ -112,11 +112,12 @@ def unit_columns(setup: Setup) -> Units:
     together = same * (int(site.max()) + 1) + site if setup.averages else same
     joined, recovered = columns[12], columns[10].astype(bool)
     input_parts, output_parts = _parts(stage, joined, has_input, has_output)
+    tied_to = _tied_to(setup, has_input, has_output)
     can_wait = {
         "optimizer": trained,
         "view": np.ones_like(trained),
         "input": recovered & has_input,
-        "gradient": trained & ~(shared & setup.per_micro_batch),
+        "gradient": trained & ~(shared & setup.per_micro_batch) & (tied_to < 0),
         "saved": columns[9] == RECOVERY_CODE[Recovery.SPILL],
     }
     settings = dict(zip(SETTINGS, columns[13:], strict=True))
@@ -141,7 +142,7 @@ def unit_columns(setup: Setup) -> Units:
         has_output=has_output,
         next_unit=following,
         previous_unit=preceding,
-        tied_to=_tied_to(setup, has_input, has_output),
+        tied_to=tied_to,
         input_parts=np.where(preceding < 0, input_parts, 1),
         output_parts=np.where(following < 0, output_parts, 1),
         position=_positions(setup),

@@ -96,6 +96,7 @@ def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_
     if not as_json:
         click.echo("\n".join(_plan_lines(laid_plan)))
     run, close = open_run(spec, laid_plan, base, folder)
+    del laid_plan  # with what other processes have of the graph
     try:
         with progress("features to the disk", "partitions") as report:
             run.begin(resume=resume, progress=report)
@@ -194,7 +195,9 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
         f"{counted(laid.shape.parts, 'partition')} by {laid.partitioner}"
     )
     yield f"{'':11}a partition needs {laid.expansion:.2f} times its own rows, in the mean"
-    yield f"memory     {format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)}"
+    each = f", in each of {plan.processes} processes at most" if plan.processes > 1 else ""
+    peak, budget = format_bytes(plan.peak_bytes), format_bytes(plan.budget_bytes)
+    yield f"memory     {peak} of {budget}{each}"
     cells = layout.cells * layout.cell_bytes
     yield (
         f"{'':11}process and graph {format_bytes(laid.standing_bytes)}, sums "
@@ -204,9 +207,11 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
     yield f"mode       {layout.mode}: {MODES[layout.mode]}"
     yield f"{'':11}{counted(layout.group, 'sum')} open at once"
     yield (
-        f"an epoch   reads {format_bytes(plan.program.read_bytes)}, writes "
-        f"{format_bytes(plan.program.written_bytes)}; {format_bytes(plan.disk_bytes)} of disk"
+        f"an epoch   reads {format_bytes(plan.read_bytes)}, writes "
+        f"{format_bytes(plan.written_bytes)}; {format_bytes(plan.disk_bytes)} of disk"
     )
+    if plan.processes > 1:
+        yield f"{'':11}{format_bytes(plan.sent_bytes)} go from process to process"
     yield f"{'':11}{format_time(plan.epoch_s)} predicted, with assumed rates of computing"
     yield "proved     every version read is the one written; memory holds what lies in it"
 
@@ -246,9 +251,12 @@ def _comparison(plan: Plan, measured: dict[str, Any], kinds: list[dict[str, Any]
     yield f"{'':11}{'planned':>12}{'measured':>12}"
     epoch_s = measured["epoch_s"]
     yield f"{'epoch':11}{format_time(plan.epoch_s):>12}{format_time(epoch_s):>12}  median"
-    moved = ("read", plan.program.read_bytes), ("written", plan.program.written_bytes)
-    for (name, size), key in zip((*moved, ("peak", plan.peak_bytes)), _MEASURED, strict=True):
-        yield f"{name:11}{format_bytes(size):>12}{format_bytes(measured[key]):>12}"
+    moved = {"read": plan.read_bytes, "written": plan.written_bytes, "peak": plan.peak_bytes}
+    if plan.processes > 1:
+        moved["sent"] = plan.sent_bytes
+    for name, size in moved.items():
+        measured_bytes = format_bytes(measured[f"{name}_bytes"])
+        yield f"{name:11}{format_bytes(size):>12}{measured_bytes:>12}"
     yield "planned with products and sums as timed here, at the disk rates of the file"
     least_s = epoch_s / 20
     rows = [row for each in kinds if (row := OpTimes(**each)).measured_s >= least_s]
@@ -260,9 +268,6 @@ def _comparison(plan: Plan, measured: dict[str, Any], kinds: list[dict[str, Any]
         worst = max(rows, key=lambda row: row.error)
         mean = sum(row.error for row in rows) / len(rows)
         yield f"off by {mean:.0%} in the mean of these kinds, {worst.kind} by {worst.error:.0%}"
-
-
-_MEASURED = ("read_bytes", "written_bytes", "peak_bytes")
 
 
 def _compared(rows: list[Compared]) -> list[dict[str, Any]]:

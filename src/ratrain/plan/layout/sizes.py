@@ -189,10 +189,11 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     outer = ", with an outer step" if job.train.outer_learning_rate else ""
     outer += f" in {schedule.average_wire}" if schedule.average_wire != "fp32" else ""
     averages = [f"weights averaged every {counted(every, 'step')}{order}{outer}"] if every else []
+    norm = " and for the norm of all" if job.updates_wait else ""
     waits = (
         (job.optimizer_tier, "optimizer states wait {} for their updates"),
         (job.view_tier, "weights wait {} for each use"),
-        (job.gradient_tier, "gradients wait {} for their next micro-batch"),
+        (job.gradient_tier, "gradients wait {} for their next micro-batch" + norm),
         (job.activation_tier, "activations wait {} for backward"),
     )
     away = [words.format(TIER_WORDS[tier]) for tier, words in waits if tier]

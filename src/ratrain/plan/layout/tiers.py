@@ -150,14 +150,12 @@ def _obstacles(job: JobSpec, key: str) -> Iterator[tuple[str, str]]:
         yield f"the backend {job.backend.name} keeps all states on the device", leave
     if key == "activation_tier":
         return
-    if key == "gradient_tier" and job.updates_wait:
-        yield "clipping, fp16's check and mirrors need all gradients at once", leave
+    if key == "gradient_tier" and job.schedule.mirror:
+        yield "mirrors are sent gradients that are on the device", f"{leave}, or mirror"
     if key == "gradient_tier" and not strategy_of(job).prefetch:
         name = job.schedule.name
         what = f"the schedule {name} updates nothing until all gradients are there"
         yield what, f'{leave}, or use a schedule with update-prefetch, such as "ratrain"'
-    if key == "gradient_tier" and trains_tied(job):
-        yield "the gradients of tied embeddings are added to each other, and need both", leave
     if job.unlike:
         what = "devices compute in different dtypes, and send each other weights made of the "
         yield what + "optimizer's, which must be on the device for that", leave

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.plan.layout.enumerate import Group
+from ratrain.plan.layout.sizes import trains_tied
 from ratrain.plan.price.held import held_by_rank, most_held
 from ratrain.program.families import GRADIENT_SLOTS, OPTIMIZER_SLOTS, SEND_SLOTS, SPILL_SLOTS
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
@@ -197,10 +198,13 @@ def _slots_of_optimizer(group: Group, sizes: tuple[int, int, int]) -> dict[str, 
 def _gradients(
     group: Group, sizes: tuple[int, int, int], whole: Callable[[tuple[int, int, int]], Ints]
 ) -> Ints:
-    """Whole gradients; of those that wait in another tier what slots hold."""
+    """Whole gradients; of those that wait in another tier what slots hold. A tied matrix' stay."""
     if not group.job.gradient_tier:
         return whole(sizes)
-    return GRADIENT_SLOTS * _largest(group, sizes)
+    if not trains_tied(group.job, group.layout.pipeline):
+        return GRADIENT_SLOTS * _largest(group, sizes)
+    embedding, layer, head = sizes
+    return GRADIENT_SLOTS * _largest(group, (0, layer, 0)) + whole((embedding, 0, head))
 
 
 def _slots_of_views(

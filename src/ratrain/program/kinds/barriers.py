@@ -44,9 +44,14 @@ def _all_ready(b: Binding, ops: Ops) -> None:
 
 
 def _clip_norm(b: Binding, ops: Ops) -> None:
-    """ClipNorm: reads every reduced gradient of the rank. The one number that all ranks agree on
-    is no state: the updates behind it on the lane take it."""
-    _all_synced(b, ops)
+    """ClipNorm: reads every reduced gradient of the rank, or waits until it is in another tier: its
+    part of the norm is taken as it leaves. The one number that all ranks agree on is no state: the
+    updates behind it on the lane take it."""
+    ops = b.with_trained_units(ops)
+    left = b.waits_for_norm(ops)
+    b.reads(here := ops.where(~left), b.reduced(here))
+    if left.any():
+        b.reads(gone := ops.where(left), b.stored_sum(gone))
 
 
 declare("AllBackward", Lane.REDUCE, Scope.RANK_REDUCTION, _all_backward, needs_whole_gradient=True)

@@ -73,6 +73,21 @@ def _store_gradient(b: Binding, ops: Ops) -> None:
     b.in_tiers("gradient", ops, partial(_at_version, b.writes, versions))
 
 
+def _store_sum(b: Binding, ops: Ops) -> None:
+    """StoreSum: a unit's gradient, with every micro-batch and every replica in it, goes there until
+    all gradients of the step are known."""
+    b.reads(ops, b.of_all_replicas(ops))
+    b.writes(ops, b.stored_sum(ops))
+
+
+def _fetch_sum(b: Binding, ops: Ops) -> None:
+    """FetchSum: it comes back into a slot, for its update."""
+    stored = b.stored_sum(ops)
+    b.reads(ops, stored)
+    b.frees(ops, stored)
+    b.writes(ops, b.fetched_sum(ops))
+
+
 def _at_version(
     use: Callable[[Ops, Ref], None], versions: Mapping[int, int], ops: Ops, ref: Ref
 ) -> None:
@@ -123,3 +138,13 @@ declare("FetchGradient", Lane.FETCH, _CELL, _fetch_gradient, moves="gradient", m
 declare("StoreGradient", Lane.OFFLOAD, _CELL, _store_gradient, moves="gradient", method="store")
 declare("Spill", Lane.OFFLOAD, _CELL, _spill, moves="saved", method="spill")
 declare("Fill", Lane.FETCH, _CELL, _fill, moves="saved", method="fill")
+declare(
+    "StoreSum",
+    Lane.OFFLOAD,
+    Scope.UNIT,
+    _store_sum,
+    moves="gradient",
+    method="store_sum",
+    needs_whole_gradient=True,
+)
+declare("FetchSum", Lane.FETCH, Scope.UNIT, _fetch_sum, moves="gradient", method="fetch_sum")

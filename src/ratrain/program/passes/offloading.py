@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ratrain.errors import ProgramError
-from ratrain.program.actions import Action
+from ratrain.program.actions import NONE, Action
 from ratrain.program.families import GRADIENT_SLOTS, SPILL_SLOTS, slots_in_use
 from ratrain.program.kind import Kind, Lane
+from ratrain.program.passes.tied import ends_of
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Recovery
 from ratrain.program.setup import Setup
@@ -147,7 +148,9 @@ def offload_gradients(program: Program, tier: str) -> Program:
     micro-batches of a unit follow each other nothing moves: the gradient is whole, and stays until
     its update. Safe because backward adds to what was fetched, in ascending micro-batches, and a
     slot is taken over only when its gradient is stored or has made its update. Needs updates that
-    go on as gradients come (update-prefetch), without a norm over all of them.
+    go on as gradients come (update-prefetch). Where they wait for a norm over all of them, each
+    leaves once more when it is whole (StoreSum), and comes back for its update (FetchSum). Those of
+    a tied matrix, which are added to each other, stay on the device.
     """
 
     def away(member: Member, _is_last: bool) -> Member:
@@ -158,22 +161,32 @@ def offload_gradients(program: Program, tier: str) -> Program:
         raise ProgramError(
             "gradients wait in slots for their updates, and an op of the program waits for all of "
             "them at once",
-            fix="leave gradient_tier out, or clipping, or add the passes layerwise-state-pipeline "
-            "and update-prefetch",
+            fix="leave gradient_tier out, or add the passes layerwise-state-pipeline and "
+            "update-prefetch",
         )
     setup = program.setup.with_members(away)
     stays = {rank: _stays_of_gradients(program, rank) for rank in range(setup.ranks)}
 
     def moves(rank: int, lane: Lane, actions: Iterable[Action]) -> list[Action]:
         made: list[Action] = []
+        last = program.lane(rank, Lane.UPDATE)
+        clips = any(action.kind is Kind.ClipNorm for action in last)
         for stay in stays[rank]:
             if lane is Lane.FETCH and not stay.is_first:
                 made.append(stay.actions[0]._replace(kind=Kind.FetchGradient))
             if lane is Lane.OFFLOAD and not stay.is_last:
                 made.append(stay.actions[-1]._replace(kind=Kind.StoreGradient))
+            elif lane is Lane.OFFLOAD and clips:
+                made.append(stay.actions[-1]._replace(kind=Kind.StoreSum))
         if lane is Lane.FETCH:
-            return _by_first_use(program, rank, (*actions, *made))
-        return _by_first_use(program, rank, (*made, *actions))
+            left = {stay.actions[0][1:3] for stay in stays[rank]} if clips else ()
+            updates = (a for a in last if a.kind is Kind.UpdateShard and a[1:3] in left)
+            back = [action._replace(kind=Kind.FetchSum) for action in updates]
+            return [*_by_first_use(program, rank, (*actions, *made)), *back]
+        return [
+            action._replace(micro_batch=NONE) if action.kind is Kind.StoreSum else action
+            for action in _by_first_use(program, rank, (*made, *actions))
+        ]
 
     return program.edit(
         f"offload-gradients-{tier}", Lane.FETCH, Lane.OFFLOAD, by=moves, setup=setup
@@ -192,7 +205,7 @@ def _gathers_as_updated(program: Program) -> Program:
     return program.edit("", Lane.GATHER, by=in_order) if gathers else program
 
 
-_WAIT_FOR_ALL = (Kind.AllBackward, Kind.AllSynced, Kind.ClipNorm, Kind.TieSync, Kind.Commit)
+_WAIT_FOR_ALL = (Kind.AllBackward, Kind.AllSynced, Kind.Commit)
 
 
 @dataclass
@@ -207,11 +220,13 @@ class _Stay:
 def _stays_of_gradients(program: Program, rank: int) -> list[_Stay]:
     held = dict(program.held_by(rank))
     setup, inside = program.setup, deque[tuple[int, int]](maxlen=GRADIENT_SLOTS - 1)
+    tied = ends_of(program, rank) if setup.tied else ()
     stays: list[_Stay] = []
     latest: dict[tuple[int, int], _Stay] = {}
     for action in program.lane(rank, Lane.COMPUTE):
         unit = action.stage, action.unit
-        if not action.kind.adds_gradient or held[unit[0]].units[unit[1]].frozen:
+        unheld = held[unit[0]].units[unit[1]].frozen or unit in tied
+        if not action.kind.adds_gradient or unheld:
             continue
         if setup.per_micro_batch and setup.is_shared(held[unit[0]].units[unit[1]].name):
             continue
@@ -296,6 +311,7 @@ _LIKE = {
     Kind.FetchInput: Kind.FetchView_R,
     Kind.FetchGradient: Kind.FetchGradient,
     Kind.StoreGradient: Kind.FetchGradient,
+    Kind.StoreSum: Kind.FetchGradient,
 }
 """What else moves with a forward or a recovery; all others with a backward."""
 

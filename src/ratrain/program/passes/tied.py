@@ -35,7 +35,7 @@ def tie_embeddings(program: Program) -> Program:
     setup = replace(program.setup, tied=True)
 
     def tied(rank: int, lane: Lane, actions: Iterable[Action]) -> list[Action]:
-        ends = _ends(program, rank)
+        ends = ends_of(program, rank)
         if lane is not Lane.REDUCE:
             return sorted(actions, key=lambda action: _concerns(action, ends[1]))
         held = [end for end in ends if end[0] in dict(program.held_by(rank))]
@@ -45,7 +45,7 @@ def tie_embeddings(program: Program) -> Program:
     return program.edit("tie-embeddings", *lanes, by=tied, setup=setup)
 
 
-def _ends(program: Program, rank: int) -> tuple[_Unit, _Unit]:
+def ends_of(program: Program, rank: int) -> tuple[_Unit, _Unit]:
     """The first and the last unit of a rank's replica."""
     stages = program.setup.replicas[program.setup.replica_of(rank)].stages
     return (0, 0), (len(stages) - 1, len(stages[-1].names) - 1)

@@ -15,7 +15,7 @@ from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.exchange.buckets import Buckets, Span
-from ratrain.runtime.step.exchange.narrowing import narrowed, widen_from_front
+from ratrain.runtime.step.exchange.narrowing import narrowed, narrowed_place, widen_from_front
 from ratrain.runtime.step.mirror import Mirror
 from ratrain.runtime.step.network.broadcast import summed
 from ratrain.runtime.step.network.network import Network
@@ -54,6 +54,8 @@ class StateOps:
         self.saves_later: Callable[[int], bool] = lambda _: False
         """Whether a step is saved once it is over, with weights that it does not leave."""
         self.gradient_norm: dict[int, float] = {}
+        self._left: dict[int, Tensor] = {}
+        """Of units whose reduced gradients wait elsewhere for the norm, their parts of it."""
         self.skipped_updates: Counter[int] = Counter()
 
     def grad_sync(self, op: LocalOp, step: int) -> None:
@@ -185,9 +187,14 @@ class StateOps:
 
     def clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
-        squares = torch.stack([self._square(unit) for unit in self._states.units]).cpu()
+        squares = torch.stack([self._square_of(unit) for unit in self._states.units]).cpu()
         total = self._network.combine(Lane.UPDATE, squares, summed)
         self.gradient_norm[step] = self.clipping.settle(step, float(total))
+
+    def _square_of(self, unit: UnitState) -> Tensor:
+        """The same, of one that has left as it was when it did."""
+        left = self._left.pop(unit.local.index, None)
+        return self._square(unit) if left is None else left
 
     def _square(self, unit: UnitState) -> Tensor:
         """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
@@ -291,6 +298,16 @@ class StateOps:
         """They leave the one that it reads."""
         (slot,) = op.reads.values()
         self._states.away[op.kind.moves].store(op.unit, slot)
+
+    def store_sum(self, op: LocalOp, step: int) -> None:
+        self._left[op.unit] = self._square(self.unit(op))
+        self._states.away[op.kind.moves].store(op.unit, op.reads["gradient_slot"])
+
+    def fetch_sum(self, op: LocalOp, step: int) -> None:
+        slot, unit = op.writes["gradient_slot"], self.unit(op)
+        self._states.away[op.kind.moves].fetch(op.unit, slot)
+        wide = self._states.gradient_in(unit, slot)
+        unit.gradient = narrowed_place(wide, _of(unit.gradient).dtype)
 
     def _fetched_view(self, op: LocalOp) -> Tensor:
         """A unit's view, or a rank's share of it, from another tier."""

@@ -162,7 +162,8 @@ def rank_states(
         hosts or (0,) * seats.world_size,
     )
     units: list[UnitState] = []
-    stores = {op.unit for op in schedule.ops if op.kind is Kind.StoreGradient}
+    leave = (Kind.StoreGradient, Kind.StoreSum)
+    stores = {op.unit for op in schedule.ops if op.kind in leave}
     for local in schedule.units:
         name = local.unit.name
         sites = at_sites(setup, seats, holders[name])

@@ -31,12 +31,17 @@ def narrowed(wide: Tensor, dtype: torch.dtype) -> Tensor:
     that dtype. Memory beside it: a piece."""
     if wide.dtype == dtype:
         return wide
-    narrow, elements = wide.view(dtype)[: len(wide)], pieces_on(wide.device.type).narrowed
+    narrow, elements = narrowed_place(wide, dtype), pieces_on(wide.device.type).narrowed
     for begin in range(0, len(wide), elements):
         end = min(begin + elements, len(wide))
         # A rounded element is stored before where it was read: nothing unread is overwritten.
         narrow[begin:end] = wide[begin:end].to(dtype)
     return narrow
+
+
+def narrowed_place(wide: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where `narrowed` leaves them."""
+    return wide if wide.dtype == dtype else wide.view(dtype)[: len(wide)]
 
 
 def widen_from_front(wide: Tensor, narrow: Tensor) -> None:
