@@ -5,15 +5,17 @@ are among what it found, these too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from math import inf, isinf
 from typing import Any
 
+from ratrain.describe.job import ScheduleSpec
 from ratrain.describe.lines import WIDTH, wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.layout_words import ACTIVATIONS, headline, left_out_words, short_name
+from ratrain.plan.case.measured_words import left_out_words
+from ratrain.plan.case.words import ACTIVATIONS
 from ratrain.plan.layout.orders import order_name
 from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
@@ -21,9 +23,9 @@ from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
 from ratrain.plan.search.layouts import Search
 from ratrain.plan.search.limits import DEVICES
 from ratrain.plan.search.moves import MoveTried
+from ratrain.plan.search.periods import HIDDEN, Period, chosen_words
 from ratrain.plan.search.tried import Timed, Tried
 from ratrain.plan.search.unequal import UnequalSearch, has_too_many
-from ratrain.plan.words.averages import periods_json, periods_text
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.setup import Setup
@@ -57,20 +59,14 @@ def search_text(search: Search, top: int, fastest_s: float | None = None) -> lis
     another search."""
     best, job = search.best, search.job
     tokens = job.batch.sequences * job.model.sequence_length
-    head = f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
     return [
-        *wrapped(
-            f"{head}, {job.schedule.name}: {job.batch.sequences} sequences of "
-            f"{job.model.sequence_length} tokens"
-        ),
-        "",
-        *headline(best.plan),
+        *Case(best.plan).headline(whole=True),
         *_why_idle(search),
         *wrapped(
             f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; {_peaks(best)}"
         ),
         "",
-        *table(search.tried[:top], fastest_s),
+        *table(search.tried, best.step_s if fastest_s is None else fastest_s, top),
         "",
         f"{search.checks:,} configurations checked against memory, {search.fitting:,} fit "
         f"({format_time(search.check_s)})",
@@ -80,10 +76,9 @@ def search_text(search: Search, top: int, fastest_s: float | None = None) -> lis
     ]
 
 
-def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
-    """Plans, best first: what they are, and how much slower than `fastest_s`, else than the first.
-    The last column breaks where it is too long."""
-    least_s = tried[0].step_s if fastest_s is None else fastest_s
+def table(tried: Sequence[Tried], than_s: float, top: int) -> list[str]:
+    """So many plans, the fastest first: what they are, and how much slower than a step; what reads
+    the same once. The last column breaks where it is too long."""
     order_too = "order; " if any(order_name(row.plan.job.schedule) for row in tried) else ""
     columns = (
         ("step", True),
@@ -91,23 +86,26 @@ def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
         ("memory", True),
         ("micro\nbatch", True),
         ("sharding,\ngradients", False),
-        (f"pipeline (p) x data (d) x tensor (t);\n{order_too}activations", False),
+        (f"p: pipeline, d: data, t: tensor;\n{order_too}activations", False),
     )
-    return table_lines(columns, [_row(row, least_s) for row in tried])
+    rows = dict.fromkeys(_row(row, than_s) for row in tried)
+    return table_lines(columns, list(rows)[:top])
 
 
-def _row(tried: Tried, least_s: float) -> tuple[str, ...]:
+def _row(tried: Tried, than_s: float) -> tuple[str, ...]:
     """A plan in such a table."""
     plan = tried.plan
     where = "sharded" if plan.mode.sharded_gradients else "local"
-    modes = Counter(ACTIVATIONS[mode] for mode in plan.alike.recovery)
+    cuts = dict.fromkeys(replica.recovery for replica in plan.replicas)
+    modes = Counter(ACTIVATIONS[mode][0] for modes in cuts for mode in modes)
     activations = ", ".join(f"{mode} on {counted(count, 'stage')}" for mode, count in modes.items())
-    parts = short_name(plan), order_name(plan.job.schedule), activations
+    simulated = "" if not tried.refusals else "only simulated"
+    parts = Case(plan).short_name, order_name(plan.job.schedule), activations, simulated
     return (
         format_time(tried.step_s),
-        f"{100 * (tried.step_s / least_s - 1):.2f} %",
+        f"{round(100 * (tried.step_s / than_s - 1), 2) + 0.0:.2f} %",
         format_bytes(tried.bound_bytes),
-        f"{plan.job.batch.micro_batch}",
+        ", ".join(map(str, plan.sizes)),
         f"{plan.mode.sharding} {where}",
         "; ".join(filter(None, parts)),
     )
@@ -146,7 +144,7 @@ def table_lines(
 def simulated_json(simulated: Tried) -> dict[str, Any]:
     """A plan that was simulated, and why processes cannot run it."""
     return {
-        "plan": Case(simulated.plan).found_json(),
+        "plan": Case(simulated.plan).plan_json(),
         "step_time_s": simulated.step_s,
         "estimate_s": simulated.estimate_s,
         "bound_bytes": simulated.bound_bytes,
@@ -352,3 +350,52 @@ def move_json(move: MoveTried) -> dict[str, Any]:
         "best_step_time_s": move.best_s,
         "step_time_s": move.step_s,
     }
+
+
+def periods_text(found: Sequence[Period], schedule: ScheduleSpec) -> Iterator[str]:
+    """In lines of at most 80 columns: those in the plan's own wire, and of its own length in
+    others; first what was chosen, where the job leaves that open."""
+    if not found:
+        return
+    own, wire = schedule.average_every, schedule.average_wire
+    asked = schedule.average_exposed
+    chosen = chosen_words(found, schedule)
+    yield from wrapped(f"{chosen[:1].upper()}{chosen[1:]}.") if chosen else ()
+    yield from wrapped(
+        "Averages, as simulated, of what fits: the longer a period, the longer replicas drift "
+        "apart, and the less a step waits. Limit: a step's compute, or what its averages take on "
+        "their line."
+    )
+    heads = "  ".join(f"{head:>9}" for head in ("step", "exposed", "compute", "line"))
+    yield f"  {'steps':>5}  wire  {heads}  limit/step"
+    for each in found:
+        if each.wire == wire or each.steps == own:
+            mark = " *" if (each.steps, each.wire) == (own, wire) else ""
+            times = (each.step_s, each.exposed_s, each.alone_s, each.sent_s)
+            cells = "  ".join(f"{format_time(time_s):>9}" for time_s in times)
+            yield f"  {each.steps:>5}  {each.wire}  {cells}  {each.limit_s / each.step_s:.2f}{mark}"
+    least = _shortest_hidden(found, HIDDEN if asked is None else asked)
+    others = [f"{steps} in {other}" for other, steps in least.items() if other != wire]
+    also = f"; {', '.join(others)}" if others else ""
+    if wire in least:
+        yield from wrapped(
+            f"The shortest of these of which at most {_exposed_share(asked)} is exposed: "
+            f"average_every = {least[wire]}{also}. The plan's own is marked *."
+        )
+
+
+def _exposed_share(asked: float | None) -> str:
+    return f"{100 * (HIDDEN if asked is None else asked):g} %"
+
+
+def _shortest_hidden(found: Sequence[Period], exposed: float) -> dict[str, int]:
+    """By wire the steps of the shortest period of which no more is exposed."""
+    least: dict[str, int] = {}
+    for period in found:
+        if period.hides(exposed):
+            least.setdefault(period.wire, period.steps)
+    return least
+
+
+def periods_json(found: Sequence[Period]) -> list[dict[str, Any]]:
+    return [vars(period) | {"limit_s": period.limit_s} for period in found]
