@@ -29,9 +29,8 @@ from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.layout.orders import in_split_order, split_orders_of_layout
 from ratrain.plan.layout.other_clusters import kinds_of, only_kinds
-from ratrain.plan.layout.plan import Plan, plan_of_row
+from ratrain.plan.layout.plan import SPLIT, Plan, plan_of_row
 from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import check
@@ -69,7 +68,7 @@ def best(job: JobSpec, name: str, rows: Rows) -> Found | None:
     ranked.sort(key=lambda entry: entry[:2])
     plans: list[tuple[float, Plan]] = []
     for _, _, plan in ranked[:TRIED]:
-        for ordered in (plan, *_split(plan)):
+        for ordered in (plan, *SPLIT.plans(plan)):
             step_s = step_s_of(ordered)
             if step_s is not None:
                 plans.append((step_s, ordered))
@@ -77,15 +76,6 @@ def best(job: JobSpec, name: str, rows: Rows) -> Found | None:
         return None
     step_s, plan = min(plans, key=lambda entry: entry[0])
     return Found(name, step_s, words_of(plan))
-
-
-def _split(plan: Plan) -> Iterator[Plan]:
-    """The same plan in orders that split backward, where it may be in one; proved by the caller."""
-    if any(mode.again for mode in plan.alike.recovery):
-        return
-    for name in split_orders_of_layout(plan.job, plan.strategy, plan.layout):
-        strategy = replace(plan.strategy, skeleton=name)
-        yield replace(plan, job=in_split_order(plan.job, name), strategy=strategy)
 
 
 def words_of(plan: Plan) -> str:

@@ -51,7 +51,7 @@ PRICED = (
     "plan/price/reductions.py",
     "plan/price/places.py",
     "plan/price/trial.py",
-    "plan/price/what_if.py",
+    "plan/case/kinds.py",
     "plan/draft/clock.py",
     "plan/draft/draft.py",
     "plan/draft/members.py",

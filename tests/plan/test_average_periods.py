@@ -14,7 +14,7 @@ from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import case_of_job, every_plan
 from ratrain.plan.search.periods import HIDDEN, periods
 from ratrain.plan.words import every_text
-from ratrain.plan.words.averages import periods_text
+from ratrain.plan.words.planned import periods_text
 from ratrain.program.kind import Kind
 
 EXAMPLE = "examples/quickstart.toml"

@@ -14,7 +14,6 @@ from random_jobs import job
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.layout_words import layout_json, plan_name
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
@@ -111,11 +110,11 @@ def test_a_search_tries_such_orders_and_a_plan_file_keeps_its_order() -> None:
 
 def test_plans_that_differ_in_their_order_alone_are_told_apart_in_words_and_in_json() -> None:
     tried = search_layouts(replace(asked(LAYOUTS[2]), layout=None)).tried
-    shown = " ".join(" ".join(table(tried)).split())
+    shown = " ".join(" ".join(table(tried, tried[0].step_s, 9)).split())
     for each in tried:
         order = each.plan.strategy.skeleton
-        assert layout_json(each.plan)["order"] == order
-        assert (f"{plan_name(each.plan)}".endswith(f", order {order}")) == (order != "1f1b")
+        assert Case(each.plan).facts()["order"] == order
+        assert (f"{Case(each.plan).name}".endswith(f", order {order}")) == (order != "1f1b")
         assert order in shown or order == "1f1b"
 
 

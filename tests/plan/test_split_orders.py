@@ -16,7 +16,6 @@ from ratrain.cost.compute import SPLIT_SHARE, block_times
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.layout_words import layout_json, plan_name
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
@@ -121,8 +120,8 @@ def test_a_search_tries_the_order_and_names_it_and_a_plan_file_keeps_it() -> Non
     result = search_layouts(spec)
     best = result.best
     assert best.plan.strategy.skeleton == "zb-h1"
-    assert plan_name(best.plan).endswith(", order zb-h1")
-    assert layout_json(best.plan)["order"] == "zb-h1"
+    assert Case(best.plan).name.endswith(", order zb-h1")
+    assert Case(best.plan).facts()["order"] == "zb-h1"
     assert sum("zb-h1" in line for line in search_text(result, 3)) >= 2
     text = write_plan(file_of_plan(best.plan))
     assert json.loads(text)["skeleton"] == "zb-h1"

@@ -19,9 +19,9 @@ from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.orders import WORTH_MEMORY
-from ratrain.plan.layout.plan import Plan
+from ratrain.plan.layout.plan import LAYER_MAJOR, Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan, with_order_open
-from ratrain.plan.search.plan_moves import LAYER_MAJOR, Reordered, layer_orders_of
+from ratrain.plan.search.plan_moves import Reordered
 from ratrain.plan.search.tried import Timed, timed_plan, timed_recovering
 from ratrain.plan.words.planned import every_text
 from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
@@ -125,16 +125,16 @@ def test_plans_that_have_nothing_to_take_together_are_not_tried(
 ) -> None:
     plan = in_1f1b(best_of(small[1]).plan)
     most = max(replica.micro_batches for replica in plan.replicas)
-    assert layer_orders_of(plan) == tuple(layer_major_name(n) for n in TOGETHER if n < 2 * most)
+    assert LAYER_MAJOR.names(plan) == tuple(layer_major_name(n) for n in TOGETHER if n < 2 * most)
     ones = tuple(replace(replica, micro_batches=1) for replica in plan.replicas)
     alone = plan.replicas[:1]
     deep = tuple(replace(replica, layout=LayoutSpec(2)) for replica in plan.replicas)
     joined = tuple(replace(replica, joined=(2,)) for replica in plan.replicas)
     long = tuple(replace(replica, micro_batches=9_999) for replica in plan.replicas)
     for replicas in (ones, alone, deep, joined, long):
-        assert not layer_orders_of(replace(plan, replicas=replicas))
+        assert not LAYER_MAJOR.names(replace(plan, replicas=replicas))
     mixed = (plan.replicas[0], deep[1])
-    assert layer_orders_of(replace(plan, replicas=mixed)), "a rank holds the whole model"
+    assert LAYER_MAJOR.names(replace(plan, replicas=mixed)), "a rank holds the whole model"
 
 
 def in_layer_orders(start: Timed, known_s: float) -> list[Timed]:

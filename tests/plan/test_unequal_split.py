@@ -19,9 +19,9 @@ from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.orders import SPLIT_ORDERS, WORTH_SPLIT
-from ratrain.plan.layout.plan import Plan
+from ratrain.plan.layout.plan import SPLIT, Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
-from ratrain.plan.search.plan_moves import SPLIT, Reordered, split_orders_of
+from ratrain.plan.search.plan_moves import Reordered
 from ratrain.plan.search.tried import Timed, timed_plan
 from ratrain.plan.words.planned import every_text
 from ratrain.program.replicas import Recovery
@@ -121,13 +121,13 @@ def test_a_plan_that_recovers_or_has_no_waits_is_not_tried(
 ) -> None:
     plan = in_1f1b(best_of(small[1]).plan)
     (replica,) = plan.replicas
-    assert split_orders_of(plan)
+    assert SPLIT.names(plan)
     recovers = replace(replica, recovery=(Recovery.FORWARD, *replica.recovery[1:]))
     one = replace(replica, micro_batches=1, joined=())
     for other in (recovers, one):
-        assert not split_orders_of(replace(plan, replicas=(other,)))
+        assert not SPLIT.names(replace(plan, replicas=(other,)))
     asked = replace(plan.job.schedule, skeleton="1f1b")
-    assert not split_orders_of(replace(plan, job=replace(plan.job, schedule=asked)))
+    assert not SPLIT.names(replace(plan, job=replace(plan.job, schedule=asked)))
 
 
 def test_it_is_taken_where_memory_for_it_is_proved_and_not_below(

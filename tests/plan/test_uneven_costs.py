@@ -169,4 +169,4 @@ def test_each_rank_takes_the_layer_times_measured_at_its_own_degree_and_micro_ba
         if name not in ("e", "h"):
             assert time_s == pytest.approx(measured_s[tensor, size])
     assert case.facts()["idle_devices"] == [3]
-    assert "idle: 1 device, 3" in case.headline()
+    assert "idle: 1 device, 3 (gh200-96g)" in case.headline()

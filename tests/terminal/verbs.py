@@ -63,7 +63,7 @@ USES = {
     ),
     "init cluster": Use("init cluster cluster-{out}.toml", r"show it", slow=True),
     "plan": Use(f"plan {SMALL}", r"simulated; .* in all", slow=True),
-    "explain": Use(f"explain {SMALL}", "Plans that were simulated", slow=True),
+    "explain": Use(f"explain {SMALL}", "Plans with identical replicas", slow=True),
     "schedules": Use(f"schedules {SMALL}", "fits", slow=True),
     "report": Use(f"report {SMALL} --output {{out}}.html", "html", slow=True),
     "program": Use(f"program {SMALL}", "F", slow=True),

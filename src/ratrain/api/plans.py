@@ -62,10 +62,9 @@ class Plan(Shown):
 
     def _lines(self) -> list[str]:
         plan = self.tried.plan
-        whose = "per rank" if plan.is_layout else "on the fullest rank"
         step, peak = format_time(self.step_time_s), format_bytes(self.bound_bytes)
-        lines = Case(plan).plan_headline()
-        return [*lines, f"step {step}, proven peak {peak} {whose}"]
+        lines = Case(plan).headline(whole=True)
+        return [*lines, f"step {step}, proven peak {peak} on the fullest rank"]
 
     def row(self, best_s: float) -> tuple[str, ...]:
         """The plan in a table of plans."""

@@ -183,11 +183,6 @@ class Case(InWords):
         return with_fastest_collective(self.job, self.proved, self._costs_of)
 
     @property
-    def gradients(self) -> str:
-        """Where they add up."""
-        return self.proved.short.setup.accumulation.value
-
-    @property
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.job.batch.sequences * self.job.model.sequence_length

@@ -24,16 +24,8 @@ from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case.case import Case, named_in
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import no_shards, require_tieable, require_whole, strategy_of
-from ratrain.plan.layout.orders import (
-    WORTH_MEMORY,
-    WORTH_SPLIT,
-    in_order,
-    in_split_order,
-    layer_orders_of_layout,
-    split_orders_of_layout,
-)
 from ratrain.plan.layout.placement import Placement, place
-from ratrain.plan.layout.plan import MODES, Plan, group_of_plan, plan_of_layout
+from ratrain.plan.layout.plan import LAYER_MAJOR, MODES, SPLIT, Plan, group_of_plan, plan_of_layout
 from ratrain.plan.layout.sizes import stores_scores, trains_tied
 from ratrain.plan.layout.tiers import leaner_jobs, require_bucketable, require_tier
 from ratrain.plan.price.fitted import fitted
@@ -62,26 +54,19 @@ def choose_order(plan: Plan) -> Plan:
     chosen in it. One that needs more memory must gain by it."""
     usual = choose(plan)
     best, best_s = usual, inf
-    orders = list(_orders(usual))
+    orders = [
+        (order.worth, order.ordered(usual.job, name))
+        for order in (LAYER_MAJOR, SPLIT)
+        for name in order.names(usual)
+    ]
     if orders:
         best_s = step_s_of(usual) or inf
-    for ordered, worth in orders:
-        strategy = replace(plan.strategy, skeleton=str(ordered.schedule.skeleton))
-        chosen = choose(replace(plan, job=ordered, strategy=strategy))
+    for worth, ordered in orders:
+        chosen = choose(plan.in_order_of(ordered))
         step_s = step_s_of(chosen)
         if step_s is not None and step_s <= best_s * (1 - worth):
             best, best_s = chosen, step_s
     return best
-
-
-def _orders(usual: Plan) -> Iterator[tuple[JobSpec, float]]:
-    """The job in each further order worth a try, and the part of a step that it must save."""
-    job, chosen, layout = usual.job, usual.strategy, usual.layout
-    for name in layer_orders_of_layout(job, chosen, layout):
-        yield in_order(job, name), WORTH_MEMORY
-    if not any(mode.again for mode in usual.alike.recovery):
-        for name in split_orders_of_layout(job, chosen, layout):
-            yield in_split_order(job, name), WORTH_SPLIT
 
 
 def _recovers(plan: Plan) -> bool:

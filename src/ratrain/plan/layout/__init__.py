@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from ratrain.plan.layout.enumerate import Group, StateMode, kinds_of_block
     from ratrain.plan.layout.jobs import strategy_of
     from ratrain.plan.layout.links import widened
-    from ratrain.plan.layout.other_clusters import kinds_of
     from ratrain.plan.layout.placement import place
     from ratrain.plan.layout.plan import plan_of_row, plan_of_setup
     from ratrain.plan.layout.sizes import blocks_of_stages, parameter_balanced_layers, travels

@@ -206,11 +206,8 @@ def layer_orders(
 def layer_orders_of_layout(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str, ...]:
     """Those of a layout."""
     whole_model = layout.pipeline == layout.virtual == 1 < layout.data
-    return layer_orders(job, chosen, [_micro_batches(job, layout)], whole_model=whole_model)
-
-
-def _micro_batches(job: JobSpec, layout: LayoutSpec) -> int:
-    return job.batch.sequences // (layout.data * job.batch.micro_batch)
+    count = job.batch.sequences // (layout.data * job.batch.micro_batch)
+    return layer_orders(job, chosen, [count], whole_model=whole_model)
 
 
 def takes_other_orders(job: JobSpec, chosen: Strategy) -> bool:
@@ -258,12 +255,6 @@ def split_orders(job: JobSpec, chosen: Strategy, *, waits: bool) -> tuple[str, .
     whether replicas have any that weight gradients could fill."""
     keeps = job.schedule.recovery in ("auto", "keep-all")
     return SPLIT_ORDERS if waits and keeps and takes_other_orders(job, chosen) else ()
-
-
-def split_orders_of_layout(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str, ...]:
-    """Those of a layout."""
-    waits = layout.pipeline > 1 == layout.virtual and _micro_batches(job, layout) > 1
-    return split_orders(job, chosen, waits=waits)
 
 
 def in_split_order(job: JobSpec, skeleton: str) -> JobSpec:

@@ -14,7 +14,7 @@ Where all replicas are divided alike a layout says it all: `plan_of_layout` make
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,6 +24,14 @@ from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import SpecError
 from ratrain.plan.layout.enumerate import Group, StateMode, group_of_layout, with_kinds_reversed
 from ratrain.plan.layout.links import Groups, Holders, Links, links_of
+from ratrain.plan.layout.orders import (
+    WORTH_MEMORY,
+    WORTH_SPLIT,
+    in_order,
+    in_split_order,
+    layer_orders,
+    split_orders,
+)
 from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, stages_of, trains_tied
@@ -368,3 +376,50 @@ def _unequal_budgets(budgets: list[int]) -> tuple[Budget, ...]:
         else:
             runs.append(Budget(rank, rank, DEVICE, size))
     return tuple(runs)
+
+
+@dataclass(frozen=True)
+class Reordering:
+    """A sort of compute order that the planner may choose. `names`: the orders that a plan may be
+    in; `ordered`: a job in one of them; `worth`: the part of the fastest known step that the first
+    must save, and `further` what each next one must save of that; `recovers`: whether stages may
+    recover where memory is short."""
+
+    names: Callable[[Plan], tuple[str, ...]]
+    ordered: Callable[[JobSpec, str], JobSpec]
+    worth: float
+    further: float
+    recovers: bool
+
+    def plans(self, plan: Plan) -> Iterator[Plan]:
+        """The plan in each of its orders."""
+        return (plan.in_order_of(self.ordered(plan.job, name)) for name in self.names(plan))
+
+
+def _layer_orders(plan: Plan) -> tuple[str, ...]:
+    """The layer-major orders that a plan may be in, under the conditions of alike replicas: its
+    order is left to the planner, ranks that hold the whole model exchange gradients, and the ends
+    of its step count. None where a stage computes several micro-batches at once."""
+    if any(replica.joined for replica in plan.replicas):
+        return ()
+    counts = [replica.micro_batches for replica in plan.replicas]
+    shared = sum(len(replica.members) for replica in plan.replicas) > 1 or has_members(plan)
+    whole_model = shared and any(replica.layout.stages == 1 for replica in plan.replicas)
+    return layer_orders(plan.job, plan.strategy, counts, whole_model=whole_model)
+
+
+def _split_orders(plan: Plan) -> tuple[str, ...]:
+    """The orders that split backward and that a plan may be in: its order is left to the planner,
+    it keeps all activations, and a replica has waits that weight gradients could fill."""
+    waits = any(r.layout.pipeline > 1 and r.micro_batches > 1 for r in plan.replicas)
+    alone = not any(replica.layout.virtual > 1 for replica in plan.replicas)
+    return split_orders(plan.job, plan.strategy, waits=waits and alone and keeps_all(plan))
+
+
+def keeps_all(plan: Plan) -> bool:
+    """Whether no stage recovers or spills anything."""
+    return all(mode is Recovery.NONE for mode in plan.modes)
+
+
+LAYER_MAJOR = Reordering(_layer_orders, in_order, WORTH_MEMORY, WORTH_MEMORY, recovers=True)
+SPLIT = Reordering(_split_orders, in_split_order, WORTH_SPLIT, 0.0, recovers=False)

@@ -20,8 +20,8 @@ import numpy as np
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import Group, groups_of, no_group
-from ratrain.plan.layout.orders import WORTH_SPLIT, in_split_order, split_orders_of_layout
-from ratrain.plan.layout.plan import Plan, group_of_plan, plan_of_row
+from ratrain.plan.layout.orders import WORTH_SPLIT
+from ratrain.plan.layout.plan import SPLIT, Plan, group_of_plan, plan_of_row
 from ratrain.plan.price.bill import FORWARD
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
@@ -271,7 +271,7 @@ def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]
             return
         if key in seen or _filled_s(entry) > best_s:
             continue
-        for split in _in_split_orders(plan_of_row(checked.group, row, checked.recovery[row])):
+        for split in SPLIT.plans(plan_of_row(checked.group, row, checked.recovery[row])):
             fit = check(group_of_plan(split))
             if not fit.fits.all():
                 continue
@@ -287,12 +287,3 @@ def _filled_s(entry: Entry) -> float:
     estimate_s, checked, _ = entry
     waits, micro_batches = checked.group.layout.pipeline - 1, checked.group.micro_batches
     return estimate_s * (1 - limits.FILLED * waits / (micro_batches + waits))
-
-
-def _in_split_orders(plan: Plan) -> Iterator[Plan]:
-    """A plan in each order that splits backward and may be tried on it."""
-    if any(mode.again for mode in plan.alike.recovery):
-        return
-    for name in split_orders_of_layout(plan.job, plan.strategy, plan.layout):
-        strategy = replace(plan.strategy, skeleton=name)
-        yield replace(plan, job=in_split_order(plan.job, name), strategy=strategy)

@@ -28,15 +28,7 @@ from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.on_devices import plans_of
 from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.draft.pools import Pool
-from ratrain.plan.layout.orders import (
-    WORTH_MEMORY,
-    WORTH_SPLIT,
-    in_order,
-    in_split_order,
-    layer_orders,
-    split_orders,
-)
-from ratrain.plan.layout.plan import Plan, has_members
+from ratrain.plan.layout.plan import LAYER_MAJOR, SPLIT, Plan, Reordering, keeps_all
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.tiers import jobs_in_tiers, tiers_of, waiting_in
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
@@ -190,24 +182,6 @@ def _meet(entry: PlacedReplica, sizes: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Reordering:
-    """A sort of compute order that the planner may choose. `names`: the orders that a plan may be
-    in; `ordered`: a job in one of them; `worth`: the part of the fastest known step that the first
-    must save, and `further` what each next one must save of that; `recovers`: whether stages may
-    recover where memory is short."""
-
-    names: Callable[[Plan], tuple[str, ...]]
-    ordered: Callable[[JobSpec, str], JobSpec]
-    worth: float
-    further: float
-    recovers: bool
-
-    def plans(self, plan: Plan) -> Iterator[Plan]:
-        """The plan in each of its orders."""
-        return (plan.in_order_of(self.ordered(plan.job, name)) for name in self.names(plan))
-
-
-@dataclass(frozen=True)
 class Reordered:
     """What a search in these orders has to know. `changes`: the drafts one change away. `begins`
     is called for each plan that is tried."""
@@ -250,45 +224,13 @@ class Reordered:
             bar_s = here.step_s
             for draft in fewest:
                 self.begins()
-                plans = filter(_keeps_all, plans_of(job, self.pools, draft))
+                plans = filter(keeps_all, plans_of(job, self.pools, draft))
                 other, _ = fastest_of(plans, draft, bar_s, proved_last=True)
                 if other is not None and other.step_s < bar_s and other.refusals == start.refusals:
                     bar_s = other.step_s
                     yield other
 
         return climbed(start, near, limits.REORDERED_ROUNDS, 0.0)
-
-
-def layer_orders_of(plan: Plan) -> tuple[str, ...]:
-    """The layer-major orders that a plan may be in, under the conditions of alike replicas: its
-    order is left to the planner, ranks that hold the whole model exchange gradients, and the ends
-    of its step count. None where a stage computes several micro-batches at once."""
-    if any(replica.joined for replica in plan.replicas):
-        return ()
-    counts = [replica.micro_batches for replica in plan.replicas]
-    return layer_orders(plan.job, plan.strategy, counts, whole_model=_has_whole_model(plan))
-
-
-def _has_whole_model(plan: Plan) -> bool:
-    """Whether a rank holds the whole model, and others hold parts of it too."""
-    shared = sum(len(replica.members) for replica in plan.replicas) > 1 or has_members(plan)
-    return shared and any(replica.layout.stages == 1 for replica in plan.replicas)
-
-
-def split_orders_of(plan: Plan) -> tuple[str, ...]:
-    """The orders that split backward and that a plan may be in: its order is left to the planner,
-    it keeps all activations, and a replica has waits that weight gradients could fill."""
-    waits = any(r.layout.pipeline > 1 and r.micro_batches > 1 for r in plan.replicas)
-    alone = not any(replica.layout.virtual > 1 for replica in plan.replicas)
-    return split_orders(plan.job, plan.strategy, waits=waits and alone and _keeps_all(plan))
-
-
-def _keeps_all(plan: Plan) -> bool:
-    return all(mode is Recovery.NONE for mode in plan.modes)
-
-
-LAYER_MAJOR = Reordering(layer_orders_of, in_order, WORTH_MEMORY, WORTH_MEMORY, recovers=True)
-SPLIT = Reordering(split_orders_of, in_split_order, WORTH_SPLIT, 0.0, recovers=False)
 
 
 def _spilled(plan: Plan) -> Iterator[Plan]:

@@ -12,9 +12,6 @@ from typing import Any
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import KindPart, OnChip, kind_parts, sums_on_chip
-from ratrain.plan.case.layout_words import layout_json, plan_name
-from ratrain.plan.case.replicas_words import short_name
-from ratrain.plan.layout.other_clusters import kinds_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import EveryPlan, with_order_open
 from ratrain.plan.search.misfit import Misfit, misfits
@@ -29,7 +26,6 @@ from ratrain.plan.search.other_devices import (
 )
 from ratrain.plan.search.periods import Period, periods
 from ratrain.plan.search.plan_moves import plan_moves_of
-from ratrain.plan.search.tried import Timed
 from ratrain.plan.words.averages import periods_json, periods_text
 from ratrain.plan.words.explain_kinds import (
     added_json,
@@ -70,7 +66,7 @@ def others_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]
     yield from _unequal_text(subject, step_s, known)
     moves = known.unequal.moves if known.unequal is not None else ()
     yield from moves_text("One change more of the best plan, at the grain of stages:", moves)
-    alike, uneven = known.alike, not subject.is_layout
+    alike = known.alike
     if alike is None:
         yield "The planner knows no layout of this job that takes all of its devices."
         return
@@ -83,26 +79,23 @@ def others_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]
         yield f"This plan is {100 * (step_s / best_s - 1):.1f} % slower than {best}:"
     elif step_s < best_s * (1 - ALIKE):
         yield f"This plan takes {100 * (1 - step_s / best_s):.1f} % less time than {best}:"
-    elif uneven or known.unequal:
-        yield "Plans with identical replicas, and how much slower than their best they are:"
     else:
-        yield "Plans that were simulated, and how much slower they are:"
-    yield from table(alike.tried[:SHOWN])
+        yield "Plans with identical replicas, and how much slower than their best they are:"
+    yield from table(alike.tried, alike.best.step_s, SHOWN)
 
 
 def _unequal_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[str]:
     """The plans whose stages or replicas differ, beside the plan itself."""
     if known.unequal is None:
         return
-    itself = "" if subject.is_layout else Case(subject).short_name
+    itself = Case(subject).short_name
     others = [
         plan
         for plan in (*known.unequal.trainable, *known.unequal.others)
-        if abs(plan.step_s / step_s - 1) > 1e-9 or short_name(plan.plan) != itself
+        if abs(plan.step_s / step_s - 1) > 1e-9 or Case(plan.plan).short_name != itself
     ]
     if not others:
-        words = "No plan" if subject.is_layout else "No other plan"
-        yield f"{words} whose stages or replicas differ is faster than identical replicas."
+        yield "No other plan whose stages or replicas differ is faster than identical replicas."
         yield ""
         return
     faster = sum(plan.step_s < step_s * (1 - ALIKE) for plan in others)
@@ -113,7 +106,7 @@ def _unequal_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[st
         yield from wrapped(
             f"The runner-up whose stages or replicas differ takes {_more(least.step_s, step_s)}:"
         )
-    yield from _table(sorted(others, key=lambda plan: plan.step_s), step_s)
+    yield from table(sorted(others, key=lambda plan: plan.step_s), step_s, SHOWN)
     yield ""
 
 
@@ -133,22 +126,6 @@ def _move_row(move: MoveTried) -> tuple[str, str, str, str]:
         return str(move.drafts), "-", "-", words
     more = 100 * (move.best_s / move.step_s - 1)
     return str(move.drafts), f"{more:+.2f} %", format_time(move.best_s), words
-
-
-def _table(plans: list[Timed], step_s: float) -> list[str]:
-    columns = ("step", True), ("than\nthis", True), ("memory", True), ("replicas; levels", False)
-    different = dict.fromkeys(_row(plan, step_s) for plan in plans)  # what reads the same once
-    return table_lines(columns, list(different)[:SHOWN])
-
-
-def _row(plan: Timed, step_s: float) -> tuple[str, str, str, str]:
-    only = "" if not plan.refusals else "; only simulated"
-    return (
-        format_time(plan.step_s),
-        f"{round(100 * (plan.step_s / step_s - 1), 2) + 0.0:+.2f} %",
-        format_bytes(plan.bound_bytes),
-        f"{short_name(plan.plan)}; sharding {plan.plan.mode.sharding}{only}",
-    )
 
 
 def _more(other_s: float, step_s: float) -> str:
@@ -214,14 +191,14 @@ def explanation_of(subject: Plan, known: EveryPlan, watch: Watch = unwatched) ->
     device, and planned without and with more of each. `watch` shows what takes its time."""
     case = Case(subject)
     simulation = simulate_proved(case.proved, case.costs)
-    several, asked = len(kinds_of(case.job)) > 1, with_order_open(case.job)
+    asked = with_order_open(case.job)
     tokens_per_s = case.tokens / simulation.step_time_s
     return Explanation(
         subject,
         simulation,
         known,
         tuple(misfits(known.alike, NEAR)) if known.alike is not None else (),
-        kind_parts(case, simulation) if several or not subject.is_layout else (),
+        kind_parts(case, simulation),
         speedup_of(asked, tokens_per_s, watch),
         added_hosts(asked, watch),
         sums_on_chip(case),
@@ -273,7 +250,7 @@ def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[Kind
     if faster:
         gain = max(faster, key=lambda misfit: step_s - misfit.step_s)
         return (
-            f"memory: with {format_bytes(gain.missing_bytes)} more, {plan_name(gain.plan)} "
+            f"memory: with {format_bytes(gain.missing_bytes)} more, {Case(gain.plan).name} "
             f"would take {format_time(gain.step_s)} ({100 * (1 - gain.step_s / step_s):.1f} % less)"
         )
     kind, exposed_s = max(simulation.exposed_s.items(), key=lambda pair: pair[1])
@@ -287,7 +264,7 @@ def explanation_text(explained: Explanation) -> list[str]:
     """In lines of at most 80 columns."""
     step_s = explained.simulation.step_time_s
     blocks: list[Iterable[str]] = [
-        _plan(explained),
+        Case(explained.subject).headline(whole=True),
         _memory(explained),
         _bill(explained),
         _time(explained),
@@ -305,14 +282,6 @@ def explanation_text(explained: Explanation) -> list[str]:
     for block in map(list, blocks):
         lines += ["", *block] if lines and block else block
     return lines
-
-
-def _plan(explained: Explanation) -> Iterator[str]:
-    subject = explained.subject
-    if subject.is_layout:
-        job = subject.job
-        yield f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
-    yield from Case(subject).plan_headline()
 
 
 def _memory(explained: Explanation) -> Iterator[str]:
@@ -392,7 +361,7 @@ def _misfits(explained: Explanation) -> Iterator[str]:
 def _near(near: Misfit) -> list[str]:
     plan = near.plan
     lines = wrapped(
-        f"- {plan_name(plan)}, sharding level {plan.mode.sharding}: "
+        f"- {Case(plan).name}, sharding level {plan.mode.sharding}: "
         f"estimated {format_time(near.step_s)} per step; needs "
         f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
         f"{takes(near.item)} {format_bytes(near.item_bytes)}"
@@ -439,7 +408,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
         "unequal": unequal_json(explained.known.unequal, 24),
         "rejected": [
             {
-                "plan": layout_json(near.plan),
+                "plan": Case(near.plan).plan_json(),
                 "estimate_s": near.step_s,
                 "stage": near.stage,
                 "missing_bytes": near.missing_bytes,

@@ -317,7 +317,7 @@ def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
 
 
 def _plan_json(found: Tried | None) -> dict[str, Any] | None:
-    return None if found is None else Case(found.plan).found_json()
+    return None if found is None else Case(found.plan).plan_json()
 
 
 _WAYS = {

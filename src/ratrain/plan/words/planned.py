@@ -13,7 +13,8 @@ from typing import Any
 from ratrain.describe.lines import WIDTH, wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.layout_words import ACTIVATIONS, headline, left_out_words, short_name
+from ratrain.plan.case.measured_words import left_out_words
+from ratrain.plan.case.words import ACTIVATIONS
 from ratrain.plan.layout.orders import order_name
 from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
@@ -57,20 +58,14 @@ def search_text(search: Search, top: int, fastest_s: float | None = None) -> lis
     another search."""
     best, job = search.best, search.job
     tokens = job.batch.sequences * job.model.sequence_length
-    head = f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
     return [
-        *wrapped(
-            f"{head}, {job.schedule.name}: {job.batch.sequences} sequences of "
-            f"{job.model.sequence_length} tokens"
-        ),
-        "",
-        *headline(best.plan),
+        *Case(best.plan).headline(whole=True),
         *_why_idle(search),
         *wrapped(
             f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; {_peaks(best)}"
         ),
         "",
-        *table(search.tried[:top], fastest_s),
+        *table(search.tried, best.step_s if fastest_s is None else fastest_s, top),
         "",
         f"{search.checks:,} configurations checked against memory, {search.fitting:,} fit "
         f"({format_time(search.check_s)})",
@@ -80,10 +75,9 @@ def search_text(search: Search, top: int, fastest_s: float | None = None) -> lis
     ]
 
 
-def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
-    """Plans, best first: what they are, and how much slower than `fastest_s`, else than the first.
-    The last column breaks where it is too long."""
-    least_s = tried[0].step_s if fastest_s is None else fastest_s
+def table(tried: Sequence[Tried], than_s: float, top: int) -> list[str]:
+    """So many plans, the fastest first: what they are, and how much slower than a step; what reads
+    the same once. The last column breaks where it is too long."""
     order_too = "order; " if any(order_name(row.plan.job.schedule) for row in tried) else ""
     columns = (
         ("step", True),
@@ -91,23 +85,26 @@ def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
         ("memory", True),
         ("micro\nbatch", True),
         ("sharding,\ngradients", False),
-        (f"pipeline (p) x data (d) x tensor (t);\n{order_too}activations", False),
+        (f"p: pipeline, d: data, t: tensor;\n{order_too}activations", False),
     )
-    return table_lines(columns, [_row(row, least_s) for row in tried])
+    rows = dict.fromkeys(_row(row, than_s) for row in tried)
+    return table_lines(columns, list(rows)[:top])
 
 
-def _row(tried: Tried, least_s: float) -> tuple[str, ...]:
+def _row(tried: Tried, than_s: float) -> tuple[str, ...]:
     """A plan in such a table."""
     plan = tried.plan
     where = "sharded" if plan.mode.sharded_gradients else "local"
-    modes = Counter(ACTIVATIONS[mode] for mode in plan.alike.recovery)
+    cuts = dict.fromkeys(replica.recovery for replica in plan.replicas)
+    modes = Counter(ACTIVATIONS[mode][0] for modes in cuts for mode in modes)
     activations = ", ".join(f"{mode} on {counted(count, 'stage')}" for mode, count in modes.items())
-    parts = short_name(plan), order_name(plan.job.schedule), activations
+    simulated = "" if not tried.refusals else "only simulated"
+    parts = Case(plan).short_name, order_name(plan.job.schedule), activations, simulated
     return (
         format_time(tried.step_s),
-        f"{100 * (tried.step_s / least_s - 1):.2f} %",
+        f"{round(100 * (tried.step_s / than_s - 1), 2) + 0.0:.2f} %",
         format_bytes(tried.bound_bytes),
-        f"{plan.job.batch.micro_batch}",
+        ", ".join(map(str, plan.sizes)),
         f"{plan.mode.sharding} {where}",
         "; ".join(filter(None, parts)),
     )
@@ -146,7 +143,7 @@ def table_lines(
 def simulated_json(simulated: Tried) -> dict[str, Any]:
     """A plan that was simulated, and why processes cannot run it."""
     return {
-        "plan": Case(simulated.plan).found_json(),
+        "plan": Case(simulated.plan).plan_json(),
         "step_time_s": simulated.step_s,
         "estimate_s": simulated.estimate_s,
         "bound_bytes": simulated.bound_bytes,

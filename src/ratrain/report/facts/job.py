@@ -10,7 +10,6 @@ from pathlib import Path
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan import Case, Plan, case_of_job, load_job, load_plan, plan_of_file
 from ratrain.plan.case import kind_parts
-from ratrain.plan.layout import kinds_of
 from ratrain.plan.search import Search, averaging, plan_of_job, search_layouts, searched
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
@@ -57,8 +56,7 @@ def contents_of_job(
     program = simulation.program
     standing = case.standing()
     chosen = case.plan
-    several = not chosen.is_layout or len(kinds_of(case.job)) > 1
-    kinds = kind_parts(case, simulation) if several else ()
+    kinds = kind_parts(case, simulation)
     timeline = timeline_of(simulation, periods=1)
     step = one_step(timeline, max(span.step for span in timeline.spans))
     ops = Ops(program.table)
