@@ -27,10 +27,10 @@ from statistics import median
 from all_plans import AllPlans
 from random_clusters import Cluster, Kind, random_cluster, write_job
 
-from ratrain.plan.draft.draft import Draft
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.search.every_plan import every_plan
+from ratrain.plan.search.tried import Timed
 
 __all__ = ["Cluster", "Kind", "compare", "random_cluster", "write_job"]
 
@@ -82,7 +82,7 @@ def compare(cluster: Cluster, limit_s: float = inf) -> Compared:
         searched = time.process_time()
         every = AllPlans(job, cluster, min(steps_s), limit_s)
         for plan in found:
-            if isinstance(plan.draft, Draft) and not _is_beyond(plan.plan):
+            if isinstance(plan, Timed) and not _is_beyond(plan.plan):
                 every.check(plan.draft, plan.step_s)
         every.search()
         return Compared(

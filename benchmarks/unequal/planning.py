@@ -14,7 +14,7 @@ from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import search_layouts
-from ratrain.plan.search.tried import Timed
+from ratrain.plan.search.tried import Tried
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def best_of_all(job: Path) -> WrittenPlan:
     return Planned(plans.alike.best.plan, plans.alike.best.step_s).written
 
 
-def of_any(plan: Timed) -> WrittenPlan:
+def of_any(plan: Tried) -> WrittenPlan:
     """A plan of any stages and replicas."""
     words = "; ".join(map(_replica_words, plan.plan.replicas))
     order = "" if plan.plan.strategy.skeleton == "1f1b" else f"; {plan.plan.strategy.skeleton}"

@@ -24,7 +24,7 @@ from ratrain.plan.search.plan_moves import (
     improved,
     plan_moves_of,
 )
-from ratrain.plan.search.tried import timed_plan
+from ratrain.plan.search.tried import Timed, timed_plan
 from ratrain.plan.words.explain import moves_text
 from ratrain.program.replicas import Recovery
 
@@ -70,7 +70,7 @@ def test_a_plan_move_of_one_s_own_is_climbed_by_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best = every_plan(load_job(large_and_small(tmp_path))).best
-    assert best is not None
+    assert isinstance(best, Timed)
     (replica,) = best.plan.replicas
     assert len(set(replica.sizes)) > 1
     alike = replica.computing((min(replica.sizes),) * replica.ranks)

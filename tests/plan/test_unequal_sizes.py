@@ -26,7 +26,7 @@ from ratrain.plan.price.places import costs_of
 from ratrain.plan.price.trial import least_step_s
 from ratrain.plan.search.every_plan import case_of_job, every_plan
 from ratrain.plan.search.plan_moves import improved
-from ratrain.plan.search.tried import timed_plan
+from ratrain.plan.search.tried import Timed, timed_plan
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 
@@ -63,7 +63,7 @@ def test_with_more_memory_no_plan_of_the_example_is_slower() -> None:
 
 def test_a_kind_with_more_memory_computes_more_sequences_at_once(spec: JobSpec) -> None:
     best = every_plan(spec).best
-    assert best is not None and not best.refusals
+    assert isinstance(best, Timed) and not best.refusals
     (replica,) = best.plan.replicas
     sizes = dict(zip(replica.kinds, replica.sizes, strict=True))
     assert sizes["large"] > sizes["small"]
@@ -80,7 +80,7 @@ def test_a_kind_with_more_memory_computes_more_sequences_at_once(spec: JobSpec) 
 @pytest.mark.slow
 def test_no_other_cut_order_sizes_or_recovery_of_the_pipeline_is_faster(spec: JobSpec) -> None:
     best = every_plan(spec).best
-    assert best is not None
+    assert isinstance(best, Timed)
     (replica,) = best.plan.replicas
     modes = product((Recovery.NONE, Recovery.FORWARD, Recovery.BACKWARD), repeat=2)
     sizes = product((1, 2, 4, 8, 16), repeat=2)
@@ -99,7 +99,7 @@ def test_no_other_cut_order_sizes_or_recovery_of_the_pipeline_is_faster(spec: Jo
 
 def test_such_a_plan_is_written_read_back_and_simulated_alike(spec: JobSpec) -> None:
     best = every_plan(spec).best
-    assert best is not None
+    assert isinstance(best, Timed)
     text = write_plan(file_of_plan(best.plan))
     again = plan_of_file(parse_plan(text, "p.json"), "p.json")
     assert again.setup == best.plan.setup

@@ -43,7 +43,7 @@ class EveryPlan:
 
     job: JobSpec
     alike: Search | None
-    unequal: UnequalSearch | None
+    unequal: UnequalSearch[Tried] | None
     periods: tuple[Period, ...] = ()
     """Those that were compared, where the job leaves how often replicas average to the planner."""
 

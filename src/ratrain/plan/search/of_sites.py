@@ -64,7 +64,9 @@ def sites_differ(job: JobSpec) -> bool:
     return job.schedule.replicas != "identical" and any(of != kinds[0] for of in kinds)
 
 
-def sites_search(job: JobSpec, known_s: float, progress: Progress | None = None) -> UnequalSearch:
+def sites_search(
+    job: JobSpec, known_s: float, progress: Progress | None = None
+) -> UnequalSearch[Tried]:
     """What is found that is faster than `known_s`, the fastest first."""
     began = time.perf_counter()
     ranked = sorted(_ranked(job), key=lambda entry: entry[0])

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Generic, TypeVar
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.draft import Draft
@@ -31,14 +32,16 @@ from ratrain.plan.search.plan_moves import LAYER_MAJOR, SPLIT, Reordered, Reorde
 from ratrain.plan.search.tried import Timed, Tried, step_of
 from ratrain.program.skeletons import SKELETONS
 
+PlanT = TypeVar("PlanT", bound=Tried, covariant=True)
+
 
 @dataclass(frozen=True)
-class UnequalSearch:
+class UnequalSearch(Generic[PlanT]):
     """What the search found: plans that were simulated and proved, each class with its best first;
     and what no plan of these devices can be faster than."""
 
-    trainable: tuple[Tried, ...]
-    others: tuple[Tried, ...]  # faster than those that train, and only simulated
+    trainable: tuple[PlanT, ...]
+    others: tuple[PlanT, ...]  # faster than those that train, and only simulated
     drafts: int
     shared: int  # drafts in which kinds share stages, beside those
     simulated: int
@@ -79,7 +82,7 @@ def unequal_search(
     *,
     whole_s: float | None = None,
     quick: bool = False,
-) -> UnequalSearch:
+) -> UnequalSearch[Timed]:
     """The `UnequalSearch` of a job; `known`: the best plans of alike replicas, the fastest first,
     and its step, infinite where there are none. Plans that are no faster are left out. `whole_s`:
     where that step has backward split, the step of the fastest that has it whole. `quick`: on few

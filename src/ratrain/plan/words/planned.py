@@ -324,7 +324,7 @@ def chosen_json(plans: EveryPlan) -> dict[str, Any]:
     }
 
 
-def unequal_json(unequal: UnequalSearch | None, top: int) -> dict[str, Any] | None:
+def unequal_json(unequal: UnequalSearch[Tried] | None, top: int) -> dict[str, Any] | None:
     """What the search for plans of stages or replicas that differ has found."""
     if unequal is None:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 from ratrain.program.kind import Waiting
 from ratrain.runtime.run.reports.itemise import OF_LANES
 
-KIND_NAMES = {
+KIND_NAMES: dict[str, str] = {
     "compute": "compute",
     "recovery": "recovery (recomputation)",
     "stages": f"waiting for {Waiting.BUBBLE.words}",
