@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Any
 
 from ratrain.program.setup import Setup
+from ratrain.readers.json import parse_json
 from ratrain.runtime.seats import Seat, Seats, site_of
 from ratrain.runtime.step.exchange.between_sites import ranges_between
 from ratrain.runtime.step.mean_weights import becomes_mean
@@ -90,7 +91,8 @@ def compared(units: Sequence[UnitState], network: Network) -> tuple[int, int]:
     rows = [row for unit in units if unit.trained for row in _digests(unit)]
     held: dict[_Key, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for body in network.exchange_bytes(json.dumps(rows).encode()):
-        for name, tensor, begin, end, places, place, digest in json.loads(body):
+        told, _ = parse_json(body, "a rank's digests")
+        for name, tensor, begin, end, places, place, digest in told:
             held[name, tensor, begin, end, places][place].add(digest)
     return len(held), sum(_differ(of, places) for (*_, places), of in held.items())
 
