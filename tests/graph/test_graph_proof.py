@@ -18,7 +18,7 @@ from ratrain.graph.program import (
 )
 from ratrain.graph.prove import Columns, prove
 from ratrain.graph.trace import ADD
-from ratrain.program.binding import FREE
+from ratrain.program.uses import FREE
 from ratrain.program.verify import Rule
 
 

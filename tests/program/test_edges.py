@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from made import Case, cases, small
 
 from ratrain.compiled import library
-from ratrain.program.binding import Uses
 from ratrain.program.edges import EdgeList, Edges, derive_edges
 from ratrain.program.kind import Lane
 from ratrain.program.table import Table
+from ratrain.program.uses import Uses
 
 
 @settings(max_examples=50, deadline=None)

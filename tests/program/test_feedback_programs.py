@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, assume, given, settings
 from made import Case, cases, replica, small
 
 from ratrain.errors import ProgramError
-from ratrain.program.binding import READ, WRITE
 from ratrain.program.families import FAMILIES
 from ratrain.program.kind import Kind
 from ratrain.program.passes.feedback import feed_errors_back
@@ -19,6 +18,7 @@ from ratrain.program.setup import Accumulation, Averages, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.text.family_groups import grouped, takes
+from ratrain.program.uses import READ, WRITE
 from ratrain.program.verify import verify
 
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,7 +13,6 @@ from made import LAYER, layers_of
 
 from ratrain.errors import ProgramError
 from ratrain.program import repeating
-from ratrain.program.binding import WRITE
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.pipelining.csv import write_csv
 from ratrain.program.program import Program
@@ -26,6 +25,7 @@ from ratrain.program.strategies import STRATEGIES, Choices, apply_strategy, stra
 from ratrain.program.text.grid import draw
 from ratrain.program.text.read import read_text
 from ratrain.program.text.write import write_text
+from ratrain.program.uses import WRITE
 from ratrain.program.verify import Rule, verify
 from ratrain.simulate.costs import Costs, fixed_work
 from ratrain.simulate.simulate import simulate

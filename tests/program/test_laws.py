@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from made import Case, cases, replica
 
-from ratrain.program.binding import FREE, WRITE
 from ratrain.program.bounds import Moved, peak_bounds
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.table import Table
 from ratrain.program.text import read_text, write_text
 from ratrain.program.units import Ints
+from ratrain.program.uses import FREE, WRITE
 from ratrain.program.verify import verify
 from ratrain.program.walk import STEPS, drift, walk
 

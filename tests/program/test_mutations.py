@@ -14,11 +14,11 @@ from made import Case, cases, small
 
 from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
-from ratrain.program.binding import FREE, READ, WRITE, Uses
 from ratrain.program.edges import LANE_EDGE
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.table import Table
+from ratrain.program.uses import FREE, READ, WRITE, Uses
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.program.walk import walk
 

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from made import Case, cases, replica, small
 
 from ratrain.program.actions import Action, Kind, Lane
-from ratrain.program.binding import FREE, READ, Uses
 from ratrain.program.passes.clipping import clip_global_norm
 from ratrain.program.setup import Setup
 from ratrain.program.skeletons import build
 from ratrain.program.strategies import Choices, apply_strategy, strategy
+from ratrain.program.uses import FREE, READ, Uses
 from ratrain.program.verify import Rule, verify
 
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -25,7 +25,7 @@ from ratrain.graph.program import (
 from ratrain.graph.prove import Columns
 from ratrain.graph.share import Boundary
 from ratrain.graph.trace import SUM, Datum
-from ratrain.program.binding import FREE
+from ratrain.program.uses import FREE
 from ratrain.storage import Key, TierStore, in_pages, page_buffer
 from ratrain.timeline.timeline import Span, Timeline
 

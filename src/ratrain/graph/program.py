@@ -31,7 +31,7 @@ from ratrain.graph.trace import (
     Shape,
     epoch,
 )
-from ratrain.program.binding import FREE, READ, WRITE
+from ratrain.program.uses import FREE, READ, WRITE
 from ratrain.storage import PAGE, in_pages
 
 COMPUTE_LANE, READ_LANE, WRITE_LANE, SEND_LANE, RECEIVE_LANE = range(5)

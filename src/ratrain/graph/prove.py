@@ -17,11 +17,11 @@ import numpy as np
 from ratrain.errors import ProgramError
 from ratrain.graph.program import COMPUTE_LANE, LANES, GraphProgram, Op, State, moved_bytes
 from ratrain.graph.trace import RECEIVE, SEND, SUM, missing_sums
-from ratrain.program.binding import FREE, WRITE, Uses
 from ratrain.program.edges import Edges, derive_edges
 from ratrain.program.graph import Waiting, graph_of
 from ratrain.program.kind import Lane
 from ratrain.program.units import Bools, Ints
+from ratrain.program.uses import FREE, WRITE, Uses
 from ratrain.program.verify import Finding, Rule
 from ratrain.program.walk import walk
 

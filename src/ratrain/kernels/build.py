@@ -25,7 +25,7 @@ from ratrain.kernels.machine import AM, DDR, GSM, NO_PATH, SM, Machine, Tier
 from ratrain.kernels.program import CHANNELS, COMPUTE, Memory, Op, State, Tensor, TileProgram
 from ratrain.kernels.prove import SHARED
 from ratrain.kernels.tiles import Array, Box, Tile
-from ratrain.program.binding import READ, WRITE
+from ratrain.program.uses import READ, WRITE
 
 F4 = np.dtype("f4")
 MOST_OPS = 1_000_000

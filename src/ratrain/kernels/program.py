@@ -15,11 +15,11 @@ import numpy as np
 
 from ratrain.kernels.machine import Machine, Tier
 from ratrain.kernels.tiles import Array, Box, Tile
-from ratrain.program.binding import Uses
 from ratrain.program.edges import Edges, derive_edges
 from ratrain.program.graph import Waiting, graph_of
 from ratrain.program.kind import Lane
 from ratrain.program.units import Bools, Ints
+from ratrain.program.uses import Uses
 from ratrain.program.walk import Walk, walk
 
 COMPUTE = 0
@@ -28,7 +28,7 @@ CHANNELS = len(Lane) - 1
 
 Memory = Mapping[int, Array]
 Use = tuple[int, int, int]
-"""Mode (`program.binding`), state, version."""
+"""Mode (`program.uses`), state, version."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from ratrain.describe.units import format_bytes
 from ratrain.kernels.machine import Tier
 from ratrain.kernels.program import Op, TileProgram
 from ratrain.kernels.prove import SHARED, held_bytes
-from ratrain.program.binding import READ
+from ratrain.program.uses import READ
 
 
 def program_text(program: TileProgram) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,57 +11,10 @@ from ratrain.program.families import FAMILIES, SEND_SLOTS, Per
 from ratrain.program.kind import Kind, kinds_where
 from ratrain.program.setup import Averages, Setup
 from ratrain.program.states import States
+from ratrain.program.stays import Fetches, Stays
 from ratrain.program.tiers import TIERS, waiting_family
 from ratrain.program.units import Bools, Ints
-
-WRITE, READ, FREE = 0, 1, 2
-"""Modes of use, in the order in which they happen to one version of a state."""
-
-NEVER = 1 << 20
-"""A version that nothing writes: what an op reads when the op that should feed it is missing."""
-
-
-@dataclass(frozen=True)
-class Uses:
-    """Columns over uses: op `op` writes, reads or frees version `version` of state `state`."""
-
-    op: Ints
-    state: Ints
-    version: Ints
-    mode: Ints
-
-
-@dataclass(frozen=True)
-class Ops:
-    """Some ops, and what each is about: unit, micro-batch, and step of the program's period."""
-
-    op: Ints
-    unit: Ints
-    micro_batch: Ints
-    step: Ints
-
-    def __len__(self) -> int:
-        return len(self.op)
-
-    def where(self, chosen: Bools | Ints) -> Ops:
-        """Those chosen."""
-        return Ops(self.op[chosen], self.unit[chosen], self.micro_batch[chosen], self.step[chosen])
-
-    def about(self, unit: Ints) -> Ops:
-        """The same ops, about other units."""
-        return Ops(self.op, unit, self.micro_batch, self.step)
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A version of a state, for each of some ops."""
-
-    state: Ints
-    version: Ints
-
-    def next(self) -> Ref:
-        """The version after."""
-        return Ref(self.state, self.version + 1)
+from ratrain.program.uses import FREE, NEVER, READ, WRITE, Ops, Ref, Uses
 
 
 class Binding:
@@ -332,7 +284,7 @@ class Binding:
         return first + np.maximum(self.unit.micro_batches[ops.unit], 1) - 1
 
     @cached_property
-    def _stays(self) -> _Stays:
+    def _stays(self) -> Stays:
         """Gradients that wait elsewhere are in a slot for some micro-batches at a time: from the
         first, or one that a fetch names, until the next such one. Behind all of them in a step, in
         the order of their fetches, come those that have waited for a norm."""
@@ -380,7 +332,7 @@ class Binding:
         sum_slot[sums.step, sums.unit] = family.start + slot[count:]
         sum_version[sums.step, sums.unit] = base[count:] + 1
         owner = unit + step * len(waits)
-        return _Stays(family.start + slot[:count], version, of_cell, owner, sum_slot, sum_version)
+        return Stays(family.start + slot[:count], version, of_cell, owner, sum_slot, sum_version)
 
     def of_all_replicas(self, ops: Ops) -> Ref:
         """A unit's gradient with every micro-batch and every replica in it, of one copy where the
@@ -478,7 +430,7 @@ class Binding:
         return self._turns[key]
 
     @cached_property
-    def _view_fetches(self) -> _Fetches:
+    def _view_fetches(self) -> Fetches:
         """The fetches of views. One is named by the use that it is for: a forward, a recovery or a
         backward, at level 3 the gather for it."""
         every, cells = self._ops, self.states.cells * self.setup.period
@@ -494,7 +446,7 @@ class Binding:
         fetches = every.where(self.is_any(*named))
         side = np.searchsorted([int(kind) for kind in named], self._kind[fetches.op])
         use = first[side, self._cells(fetches)]
-        return _Fetches(fetches.op, fetches.unit, use, _turn_on_rank(self.unit.rank[fetches.unit]))
+        return Fetches(fetches.op, fetches.unit, use, _turn_on_rank(self.unit.rank[fetches.unit]))
 
     def _slot_turns(self, family: str, taking: Bools, asked: Kind | None) -> Ints:
         """For each (unit, micro-batch) cell of each step, its turn among its rank's ops that take
@@ -531,53 +483,6 @@ class Binding:
 def _differs(*columns: Ints) -> Bools:
     """For each row but the first whether it differs from the row before."""
     return np.any([np.diff(column) != 0 for column in columns], axis=0)
-
-
-@dataclass(frozen=True)
-class _Stays:
-    """Of gradients in slots: the slot of each stay; of each (unit, micro-batch) cell the version
-    that it adds to, and its stay; and the unit and step of each stay. Steps x units: where, and in
-    which version, a unit's comes back that has waited for a norm."""
-
-    slot: Ints
-    version: Ints
-    stay: Ints
-    owner: Ints
-    sum_slot: Ints
-    sum_version: Ints
-
-    def at(self, cell: Ints) -> Ref:
-        """What a cell's micro-batch finds."""
-        return Ref(self.slot[self.stay[cell]], self.version[cell])
-
-    def of_unit(self, cell: Ints) -> tuple[Ints, Ints]:
-        """The how-manieth stay of its unit a cell's is, and how many there are."""
-        first = np.searchsorted(self.owner, self.owner, side="left")
-        count = np.searchsorted(self.owner, self.owner, side="right") - first
-        number = np.arange(len(self.owner)) - first
-        return number[self.stay[cell]], count[self.stay[cell]]
-
-
-@dataclass(frozen=True)
-class _Fetches:
-    """Fetches: which ops, of which unit, for which op, and in which turn on their rank."""
-
-    op: Ints
-    unit: Ints
-    use: Ints
-    turn: Ints
-
-    def due(self, ops: Ops) -> Ints:
-        """For ops that read what was fetched the turn of the last fetch of their unit that is for
-        them or an earlier one; -1: there is none."""
-        most = 1 + max(int(self.use.max(initial=0)), int(ops.op.max(initial=0)))
-        keys = self.unit * most + self.use
-        order = np.argsort(keys)
-        at = np.searchsorted(keys[order], ops.unit * most + ops.op, side="right") - 1
-        if not len(order):
-            return np.full(len(ops), -1, dtype=np.int64)
-        found = order[np.maximum(at, 0)]
-        return np.where((at >= 0) & (self.unit[found] == ops.unit), self.turn[found], -1)
 
 
 def _turn_on_rank(rank: Ints) -> Ints:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.program.binding import FREE, WRITE
 from ratrain.program.families import DEVICE
 from ratrain.program.graph import Chains
 from ratrain.program.units import Bools, Ints
+from ratrain.program.uses import FREE, WRITE
 from ratrain.program.walk import STEPS, WIDTH, Drift, drift
 
 if TYPE_CHECKING:

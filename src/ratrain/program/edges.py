@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.compiled import address, c_long, library
-from ratrain.program.binding import FREE, READ, WRITE, Uses
 from ratrain.program.units import Bools, Ints
+from ratrain.program.uses import FREE, READ, WRITE, Uses
 
 LANE_EDGE, READ_EDGE, FREE_EDGE, OVERWRITE_EDGE = 0, 1, 2, 3
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ratrain.program.binding import Binding, Ops
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Kind, Lane, Partners, Scope
+from ratrain.program.uses import Ops
 
 Rule = Callable[[Binding, Ops], None]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ratrain.errors import ProgramError
 from ratrain.program.actions import NONE, Action, format_action
-from ratrain.program.binding import Binding, Ops, Uses
+from ratrain.program.binding import Binding
 from ratrain.program.columns import as_columns
 from ratrain.program.edges import Edges, derive_edges
 from ratrain.program.graph import Chains, Waiting, chains_of
@@ -19,6 +19,7 @@ from ratrain.program.setup import Setup
 from ratrain.program.states import States, number_states
 from ratrain.program.tiers import WAITING
 from ratrain.program.units import Bools, Ints, Units
+from ratrain.program.uses import Ops, Uses
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from itertools import chain
 import numpy as np
 
 from ratrain.errors import ProgramError
-from ratrain.program.binding import READ, WRITE
 from ratrain.program.bounds import PeakBound, peak_bounds
 from ratrain.program.coverage import unlike, unmirrored
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
@@ -31,6 +30,7 @@ from ratrain.program.table import Table, groups_of_holders, sends_beside, sites_
 from ratrain.program.text.family_groups import takes
 from ratrain.program.tiers import TIERS, waiting_family
 from ratrain.program.units import Bools, Ints
+from ratrain.program.uses import READ, WRITE
 from ratrain.program.walk import STEPS, walk
 from ratrain.readers.numbers import scaled
 

@@ -20,12 +20,12 @@ import numpy.typing as npt
 
 from ratrain.compiled import address, c_long, library
 from ratrain.errors import ProgramError
-from ratrain.program.binding import FREE, WRITE
 from ratrain.program.families import DEVICE
 from ratrain.program.graph import Pairs
 from ratrain.program.kind import Lane
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
+from ratrain.program.uses import FREE, WRITE
 from ratrain.program.walk import dense_groups
 from ratrain.simulate.costs import Floats, OpCosts
 

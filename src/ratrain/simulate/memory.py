@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ratrain.program.binding import FREE, WRITE
 from ratrain.program.families import DEVICE
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
+from ratrain.program.uses import FREE, WRITE
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.engine import Run, memory_changes
 

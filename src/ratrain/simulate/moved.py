@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratrain.program.binding import READ, WRITE
 from ratrain.program.kind import Lane
 from ratrain.program.table import Table
 from ratrain.program.tiers import DEVICE
 from ratrain.program.units import Ints
+from ratrain.program.uses import READ, WRITE
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratrain.program.binding import FREE, WRITE
 from ratrain.program.families import DEVICE
 from ratrain.program.kind import Kind, Lane, Waiting
 from ratrain.program.table import Table, sends_beside
 from ratrain.program.units import Ints
+from ratrain.program.uses import FREE, WRITE
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.engine import Run
 from ratrain.simulate.waiting import WAITS, waiting_times

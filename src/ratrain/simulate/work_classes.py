@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratrain.program.binding import WRITE
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.table import Table
 from ratrain.program.units import Bools, Ints
+from ratrain.program.uses import WRITE
 from ratrain.simulate.costs import NO_LINK, Floats, OpCosts
 
 

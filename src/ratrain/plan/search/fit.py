@@ -16,9 +16,9 @@ from ratrain.plan.layout.tiers import KEYS, in_tier, in_tiers, tier_of, tiers_of
 from ratrain.plan.price.bill import bill_of
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.search.layouts import Progress, Tried, search_layouts
-from ratrain.program.binding import FREE
 from ratrain.program.strategies import STRATEGIES, apply_strategy
 from ratrain.program.tiers import DEVICE, TIER_WORDS
+from ratrain.program.uses import FREE
 
 MOST_TOKENS = 1 << 20
 """Of a sequence, in search of the longest one."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Lane, Partners, Scope
 from ratrain.program.rules import declare
 from ratrain.program.setup import Averages
+from ratrain.program.uses import Ops
 
 
 def _average(b: Binding, ops: Ops) -> None:

@@ -3,10 +3,11 @@ global norm, at which all ranks meet."""
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Lane, Partners, Scope
 from ratrain.program.kinds.compute import transit
 from ratrain.program.rules import declare
+from ratrain.program.uses import Ops
 
 
 def _all_backward(b: Binding, ops: Ops) -> None:

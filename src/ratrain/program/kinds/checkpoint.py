@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Lane, Scope
 from ratrain.program.kinds.gradients import new_residual
 from ratrain.program.rules import declare
+from ratrain.program.uses import Ops
 
 
 def _save(b: Binding, ops: Ops) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ratrain.program.binding import Binding, Ops, Ref
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Kind, Lane, Scope
 from ratrain.program.kinds.inputs import (
     hand_on,
@@ -20,6 +20,7 @@ from ratrain.program.kinds.inputs import (
 from ratrain.program.replicas import Recovery
 from ratrain.program.rules import declare
 from ratrain.program.units import RECOVERY_CODE, Bools
+from ratrain.program.uses import Ops, Ref
 
 
 def _forward(b: Binding, ops: Ops) -> None:

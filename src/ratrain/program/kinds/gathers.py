@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Kind, Lane, Partners, Scope
 from ratrain.program.kinds.inputs import gathered_view, pass_view
 from ratrain.program.rules import declare
+from ratrain.program.uses import Ops
 
 
 def _gather(b: Binding, ops: Ops, kind: Kind) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from ratrain.program.binding import Binding, Ops, Ref
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Kind, Lane, Partners, Scope
 from ratrain.program.kinds.compute import transit
 from ratrain.program.rules import declare
 from ratrain.program.setup import Averages
 from ratrain.program.units import Ints
+from ratrain.program.uses import Ops, Ref
 
 
 def _grad_sync(b: Binding, ops: Ops) -> None:

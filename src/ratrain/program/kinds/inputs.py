@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops, Ref
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Kind
 from ratrain.program.units import Bools, Ints
+from ratrain.program.uses import Ops, Ref
 
 
 def read_view(b: Binding, ops: Ops, gather: Kind) -> None:

@@ -6,11 +6,12 @@ number: the tensors of a larger number are sent in parts, and are joined where t
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops, Ref
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Kind, Lane, Partners, Scope
 from ratrain.program.kinds.inputs import made_input
 from ratrain.program.rules import declare
 from ratrain.program.units import Ints
+from ratrain.program.uses import Ops, Ref
 
 
 def _send_output(b: Binding, ops: Ops) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Lane, Partners, Scope
 from ratrain.program.rules import declare
+from ratrain.program.uses import Ops
 
 
 def _send_gradient(b: Binding, ops: Ops) -> None:

@@ -7,11 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from ratrain.program.binding import Binding, Ops, Ref
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Lane, Scope
 from ratrain.program.kinds.inputs import fetched_input, made_input
 from ratrain.program.rules import declare
 from ratrain.program.tiers import DISK, HOST, waiting_family
+from ratrain.program.uses import Ops, Ref
 
 
 def _offload_input(b: Binding, ops: Ops) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops
+from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Lane, Scope
 from ratrain.program.kinds.inputs import (
     hand_on,
@@ -11,6 +11,7 @@ from ratrain.program.kinds.inputs import (
     partial_output,
 )
 from ratrain.program.rules import declare
+from ratrain.program.uses import Ops
 
 
 def _sum_forward(b: Binding, ops: Ops) -> None:

@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.program.binding import FREE, READ, WRITE
 from ratrain.program.edges import EdgeList
 from ratrain.program.families import DEVICE, FAMILIES, Per
 from ratrain.program.kind import Kind, Lane
@@ -22,6 +21,7 @@ from ratrain.program.replicas import Member, Unit
 from ratrain.program.table import Table
 from ratrain.program.tiers import TIERS, WAITING
 from ratrain.program.units import Ints
+from ratrain.program.uses import FREE, READ, WRITE
 from ratrain.runtime.step.waits import needed
 
 Key = tuple[str, int]
