@@ -42,6 +42,11 @@ HELD_OUT += ["--set", "train.sample_tokens=3"]
 Words = list[str]
 TWO_SITES = Path(__file__).parents[2] / "examples" / "clusters" / "two-sites-lab.toml"
 
+BETWEEN_SITES = ["--set", f"cluster.name={TWO_SITES}", "--set", "cluster.devices=4"]
+BETWEEN_SITES += ["--set", "layout.pipeline=1", "--set", "layout.data=4", "--no-calibrate"]
+BETWEEN_SITES += ["--set", "schedule.average_every=2", "--set", "schedule.averages=early-start"]
+BETWEEN_SITES += ["--set", "schedule.average_between=sites"]
+
 QUICK: dict[str, list[Words]] = {
     "error": [["simulate", "nothing.toml"], ["simulat"], ["plan"]],
     "init cluster": [["init", "cluster", "here.toml"]],
@@ -100,6 +105,7 @@ SLOW: dict[str, list[Words]] = {
         ["train", "job.toml", "--run", "first", *HELD_OUT],
         ["train", "job.toml", "--run", "other", *IN_A_TIER],
         ["train", "job.toml", "--run", "prepared", "--prepare-only"],
+        ["train", "job.toml", "--run", "sites", *BETWEEN_SITES],
     ],
     "graph train": [["graph", "train", GRAPH, "--epochs", "2"]],
     "graph compare": [["graph", "compare", GRAPH, "--epochs", "1"]],
