@@ -4,6 +4,7 @@ the formulas say, and goes to files and back."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ LENGTH = 40  # of sequences: longer than windows, and than what longrope was fir
 def test_every_family_has_a_model_here() -> None:
     """Transformers has no class for Baichuan2; test_units reads its paper."""
     assert {their.family for their in THEIRS.values()} == set(FAMILIES) - {"baichuan"}
+
+
+def test_the_manual_lists_every_family_and_counts_them() -> None:
+    docs = Path(__file__).parents[2] / "docs" / "explanation"
+    listed = re.findall(r"^\| (\w+) \|", (docs / "models.md").read_text().split("\n\n")[2], re.M)
+    assert set(listed) == {"model_type", *FAMILIES}
+    for page in (docs / "limits.md", docs.parents[1] / "README.md"):
+        assert f"[{len(FAMILIES)} families]" in page.read_text()
 
 
 NOT_SUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -26,7 +26,6 @@ from ratrain.cost.measured import Unmeasured
 from ratrain.describe.device import Driving
 from ratrain.describe.job import JobSpec
 from ratrain.describe.train import TrainSpec
-from ratrain.plan.case.kinds import computing_faster, sending_faster
 from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import Group, groups_of
@@ -37,6 +36,7 @@ from ratrain.plan.price.fitted import codes_of, fitted
 from ratrain.plan.price.kind_speed import kind_speed, least_step_s, parts_of_cluster
 from ratrain.plan.price.places import costs_of
 from ratrain.plan.price.trial import least_step_s as least_time_s
+from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.plan.search.beam import seeds
 from ratrain.plan.search.drafts import DraftSearch
 from ratrain.plan.search.limits import effort_of

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.kinds import computing_faster, sending_faster
 from ratrain.plan.file.form import load_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.plan import Plan
+from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.program.kind import Kind
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved

@@ -3,11 +3,9 @@ what the network inside a chip makes of its sums, and what another one would."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
-
-import numpy as np
 
 from ratrain.cost.collectives import ring_all_reduce
 from ratrain.describe.cluster import ChipLink, ClusterSpec
@@ -20,13 +18,13 @@ from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import boundary_bytes
 from ratrain.plan.layout.times import tensor_sums
 from ratrain.plan.price.trial import only_over_budget
+from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
-from ratrain.program.kind import Lane, Waiting
+from ratrain.program.kind import Waiting
 from ratrain.program.replicas import Replica
 from ratrain.program.setup import Setup
-from ratrain.program.units import Bools
-from ratrain.simulate.costs import Costs, Work
+from ratrain.simulate.costs import Costs
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
@@ -315,85 +313,3 @@ def _ways(
 def _with(spec: ClusterSpec, network: ChipNetwork | None) -> ClusterSpec:
     """The cluster whose chips have another network."""
     return replace(spec, device=tuple(replace(kind, chip=network) for kind in spec.device))
-
-
-# ---- costs as if devices or links were faster; the program and its schedule stay --------------
-
-
-def computing_faster(costs: Costs, setup: Setup, ranks: Collection[int], times: float) -> Costs:
-    """Forward, backward and recovery of these ranks `times` times as fast."""
-    of_kind = _own(setup, ranks)
-    lanes = {Lane.COMPUTE: of_kind}
-    return _with_lanes(costs, lanes, lambda work, units: _fixed_faster(work, units, times))
-
-
-def sending_faster(costs: Costs, setup: Setup, ranks: Collection[int], times: float) -> Costs:
-    """Every message and every collective that these ranks take part in `times` times as fast."""
-    of_kind, shared = _own(setup, ranks), _held_too(setup, ranks)
-    lanes = {
-        Lane.SEND_F: of_kind | _beside(setup, ranks, 1),
-        Lane.SEND_B: of_kind | _beside(setup, ranks, -1),
-        Lane.TENSOR: of_kind,
-        Lane.REDUCE: shared,
-        Lane.GATHER: shared,
-    }
-
-    def faster(work: Work, units: Bools) -> Work:
-        if work.routes is not None:
-            to_ranks = np.isin(work.routes.receiver, list(ranks))
-            units = of_kind[work.routes.unit] | to_ranks
-        return _moved_faster(work, units, times)
-
-    return _with_lanes(costs, lanes, faster)
-
-
-Change = Callable[[Work, Bools], Work]
-
-
-def _with_lanes(costs: Costs, lanes: Mapping[Lane, Bools], change: Change) -> Costs:
-    """The costs with the work of some lanes changed, on some units."""
-    work = {
-        kind: change(cost, lanes[kind.lane]) if kind.lane in lanes else cost
-        for kind, cost in costs.work.items()
-    }
-    return replace(costs, work=work)
-
-
-def _fixed_faster(work: Work, units: Bools, times: float) -> Work:
-    return replace(work, fixed_s=np.where(units, work.fixed_s / times, work.fixed_s))
-
-
-def _moved_faster(work: Work, units: Bools, times: float) -> Work:
-    """Latency, bytes and driving cores alike."""
-    return replace(
-        work,
-        fixed_s=np.where(units, work.fixed_s / times, work.fixed_s),
-        volume_bytes=np.where(units, work.volume_bytes / times, work.volume_bytes),
-        interrupt_s=np.where(units, work.interrupt_s / times, work.interrupt_s),
-    )
-
-
-def _own(setup: Setup, ranks: Collection[int]) -> Bools:
-    """Units that these ranks hold, in the order of the setup's members."""
-    return _beside(setup, ranks, 0)
-
-
-def _beside(setup: Setup, ranks: Collection[int], step: int) -> Bools:
-    """Units whose stage, or with `step` the stage after or before it, is on one of the ranks."""
-    chosen: list[bool] = []
-    for first, replica in zip(setup.first_rank, setup.replicas, strict=True):
-        for number, stage in enumerate(replica.stages):
-            beside = number + step
-            held = replica.stages[beside].members if 0 <= beside < len(replica.stages) else ()
-            there = any(first + member.rank in ranks for member in held)
-            for member in stage.members:
-                here = first + member.rank in ranks if step == 0 else there
-                chosen += [here] * len(member.units)
-    return np.array(chosen, dtype=bool)
-
-
-def _held_too(setup: Setup, ranks: Collection[int]) -> Bools:
-    """Units, wherever they are held, that one of the ranks holds too."""
-    names = [unit.name for member in setup.members for unit in member.units]
-    held = {name for name, is_held in zip(names, _own(setup, ranks), strict=True) if is_held}
-    return np.array([name in held for name in names], dtype=bool)
