@@ -229,4 +229,4 @@ def test_a_kind_of_your_own_that_forgets_what_it_reads_is_named(
         return
     (found, *_) = [each for each in told if str(each).startswith("MissingOrder")]
     assert "AddToAverage" in found and "UpdateShard" in found
-    assert "on lane offload" in found and "on lane update" in found
+    assert "on lane averaging" in found and "on lane update" in found
