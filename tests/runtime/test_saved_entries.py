@@ -200,5 +200,5 @@ def test_survivors_have_an_entry_of_one_s_own_live(
     saved = tmp_path / "before" / "run" / "checkpoints" / "step-00000002"
     read = train(crew, after, tmp_path / "read", checkpoint=saved, saves=True)
     assert len(live.losses) == 2 and not live.differences(read)
-    ends = [RunFolder(tmp_path / name / "run") for name in ("live", "read")]
-    assert np.array_equal(*(entry_of(end, 4) for end in ends))
+    a, b = (entry_of(RunFolder(tmp_path / name / "run"), 4) for name in ("live", "read"))
+    assert np.array_equal(a, b)
