@@ -1,5 +1,6 @@
 import numpy as np
 
+from ratrain.describe.saved import Saved, declare_saved
 from ratrain.program.families import Per, Sizing, declare_family
 from ratrain.program.tiers import HOST
 
@@ -12,3 +13,4 @@ def average_bytes(s: Sizing) -> np.ndarray:
 
 
 declare_family("average", Per.UNIT, average_bytes, persistent=True, tier=HOST)
+declare_saved(Saved("average", "average", begins="weights"))

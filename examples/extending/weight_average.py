@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-import average_family  # noqa: F401  # declares its states
+import average_family  # noqa: F401  # declares its states, and what checkpoints hold of them
 
 from ratrain.plan.price import declare_cost
 from ratrain.program.kind import Kind, Lane, Scope, Waiting, declare_lane
@@ -8,7 +8,6 @@ from ratrain.program.rules import declare
 from ratrain.program.strategies import declare_pass
 
 AVERAGING = declare_lane("AVERAGING", Waiting.OFFLOAD, "away")
-averages = {}
 
 
 def uses(b, ops):  # new master weights and the average in, the average out
@@ -19,9 +18,8 @@ def uses(b, ops):  # new master weights and the average in, the average out
 
 
 def add(rank_ops, op, step):  # runs it: a hundredth of the way to the new weights
-    unit = rank_ops.unit(op)
-    new = unit.part.weights.cpu()
-    averages.setdefault(unit.name, new.clone()).lerp_(new, 0.01)
+    for part in rank_ops.unit(op).parts:
+        part.beside["average"].tensor.lerp_(part.weights.cpu(), 0.01)
 
 
 def weight_average(program):  # one after each update, on a lane of their own

@@ -42,12 +42,17 @@ class Registry(Mapping[str, T]):
         self._known: dict[str, T] = {}
 
     def declare(self, name: str, value: T) -> None:
-        """Makes it known; a name can be declared once."""
-        if name in self._known:
+        """Makes it known; a name can be declared once, or the same again."""
+        if self._known.get(name, value) != value:
             raise ProgramError(
                 f"the {self._noun} {name} is declared twice", fix="choose another name"
             )
         self._known[name] = value
+
+    @property
+    def declared(self) -> tuple[T, ...]:
+        """All that is known by now, without asking plugins for more."""
+        return tuple(self._known.values())
 
     def __delitem__(self, name: str) -> None:
         """Takes a declaration back: for tests, which must leave none behind."""

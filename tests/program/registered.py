@@ -12,6 +12,7 @@ from ratrain.cost.algorithms import ALGORITHMS
 from ratrain.describe.optimizers import OPTIMIZERS
 from ratrain.describe.own import OWN_MODELS
 from ratrain.describe.runs_on import RUNS_ON
+from ratrain.describe.saved import SAVED
 from ratrain.plan.price.durations import OWN_COSTS
 from ratrain.plan.price.trial import proof
 from ratrain.plan.search.moves import MOVES
@@ -31,6 +32,7 @@ TABLES: tuple[dict[str, Any] | Registry[Any], ...] = (
     OPTIMIZERS,
     OWN_MODELS,
     RUNS_ON,
+    SAVED,
 )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ratrain.checkpoint.own import shared_kind
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.saved import WEIGHTS, saved_as
 from ratrain.models.division import WHOLE, Division
 from ratrain.models.head import IGNORED
 from ratrain.models.initialise import initial_range
@@ -515,12 +516,15 @@ def samples(step: int, first: int, count: int) -> tuple[Ints, Ints]:
 def beginning(
     model: ModelSpec, unit: str, kind: str, low: int, high: int, division: Division = WHOLE
 ) -> Tensor:
-    """The weights that runs begin with, as `ratrain` makes them; moments are zero."""
+    """What runs begin with, as `ratrain` makes it: weights, what begins with them, and zero."""
+    kind = shared_kind(kind)
+    while begins := saved_as(kind).begins:
+        kind = begins
     layout = unit_layout(model, unit, division)
     if kind == FROZEN:
         assert layout.frozen is not None
         return initial_range(model, unit, layout.frozen, low, high, seed=5)
-    if shared_kind(kind) != "weights":
+    if kind != WEIGHTS:
         return torch.zeros(high - low)
     return initial_range(model, unit, layout, low, high, seed=5)
 

@@ -45,22 +45,26 @@ def with_page(
             import_module(name)
         averaging: Any = import_module("weight_average")
         seen: dict[str, list[torch.Tensor]] = {}
+        averages: dict[str, torch.Tensor] = {}
         add = averaging.add
 
         def recorded(rank_ops: Any, op: Any, step: int) -> None:
             unit = rank_ops.unit(op)
+            averages[unit.name] = average = unit.part.beside["average"].tensor
+            seen.setdefault(unit.name, [average.clone()])
             add(rank_ops, op, step)
-            seen.setdefault(unit.name, []).append(unit.part.weights.clone())
+            seen[unit.name].append(unit.part.weights.clone())
 
         averaging.add = recorded
         result = train_rank(rank, world_size, setting, folder, delays, checkpoint, saves)
-        assert set(averaging.averages) == set(seen)
-        for name, weights in seen.items():
-            expected = weights[0].double()
-            for new in weights[1:]:
+        assert set(averages) == set(result.parts)
+        for name, (first, *weights) in seen.items():
+            assert not torch.equal(first, weights[0])
+            expected = first.double()
+            for new in weights:
                 expected = expected + (new.double() - expected) / 100
             assert len(weights) == setting.steps
-            assert torch.allclose(averaging.averages[name].double(), expected, atol=1e-6)
+            assert torch.allclose(averages[name].double(), expected, atol=1e-6)
         return result
 
 

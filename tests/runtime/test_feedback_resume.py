@@ -23,14 +23,10 @@ from runs_made import CONFIG, Setting, Unlike
 from torch import Tensor, from_numpy
 
 from ratrain.checkpoint.listing import listed
+from ratrain.checkpoint.own import begun_with, own_kind, own_kinds, shared_kind
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
-from ratrain.checkpoint.residuals import (
-    begun_with,
-    is_residual,
-    residual_holders,
-    residual_kind,
-)
 from ratrain.describe.huggingface import model_from_config
+from ratrain.describe.saved import RESIDUAL
 from ratrain.errors import RunFailed
 from ratrain.models.division import WHOLE
 from ratrain.models.shapes import unit_layout, unit_names
@@ -47,14 +43,14 @@ SKIPPING = replace(HALF, overflow="unit", loss_scale=2.0**40, steps=4, every=0)
 
 @pytest.mark.parametrize("holders", [2, 3, 5])
 def test_a_holder_begins_with_its_own_residual_or_the_first_with_all(holders: int) -> None:
-    stored = ["moment1", "weights", *(residual_kind(place, 3) for place in range(3))]
-    begun = [begun_with(residual_kind(place, holders), stored) for place in range(holders)]
+    stored = ["moment1", "weights", *(own_kind(RESIDUAL, place, 3) for place in range(3))]
+    begun = [begun_with(own_kind(RESIDUAL, place, holders), stored) for place in range(holders)]
     if holders == 3:
         assert begun == [[kind] for kind in stored[2:]]
     else:
         assert begun == [stored[2:], *[[]] * (holders - 1)]
-    assert residual_holders(stored) == 3 and residual_holders(["weights"]) == 0
-    assert begun_with(residual_kind(0, holders), ["weights"]) == []
+    assert len(own_kinds(RESIDUAL, stored)) == 3 and not own_kinds(RESIDUAL, ["weights"])
+    assert begun_with(own_kind(RESIDUAL, 0, holders), ["weights"]) == []
 
 
 # ---- real runs -----------------------------------------------------------------------------------
@@ -75,7 +71,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(whole: RunFolder, tmp_path: 
     assert loss_bits(folder) == loss_bits(whole)
     assert_same_end(folder, whole)
     saved = open_checkpoint(listed(folder.checkpoints)[-1].path)
-    assert {residual_kind(0, 2), residual_kind(1, 2)} < set(saved.kinds)
+    assert {own_kind(RESIDUAL, 0, 2), own_kind(RESIDUAL, 1, 2)} < set(saved.kinds)
     assert not folder.notes.exists()
 
 
@@ -89,7 +85,7 @@ def test_a_run_that_forgot_its_residuals_would_go_on_otherwise(
     start(folder)
     assert loss_bits(folder)[:4] == loss_bits(whole)[:4]
     assert loss_bits(folder)[4:] != loss_bits(whole)[4:]
-    assert "holds residuals, which are left out" in folder.notes.read_text()
+    assert "holds residual, which the run has not: it is left out" in folder.notes.read_text()
 
 
 @slow
@@ -122,7 +118,7 @@ def test_a_checkpoint_without_residuals_begins_with_zero_and_says_so(tmp_path: P
     start(folder)
     assert loss_bits(folder)[:4] == loss_bits(plain)[:4]
     assert loss_bits(folder)[5:] != loss_bits(plain)[5:]
-    note = "step-00000003 holds no residuals: error feedback begins with zero"
+    note = "step-00000003 holds no residual: it begins with zero"
     assert note in folder.notes.read_text()
 
 
@@ -156,8 +152,8 @@ def test_a_skipped_step_on_any_layout_saves_the_residuals_that_were_saved(
     assert (before.manifest.meta.step, after.manifest.meta.step) == (3, 4)
     for kind in ("weights", "moment1", "moment2"):
         assert np.array_equal(_all(kind, before), _all(kind, after))
-    old = [_all(residual_kind(place, 2), before) for place in range(2)]
-    new = [_all(residual_kind(place, holders), after) for place in range(holders)]
+    old = [_all(own_kind(RESIDUAL, place, 2), before) for place in range(2)]
+    new = [_all(own_kind(RESIDUAL, place, holders), after) for place in range(holders)]
     assert all(np.any(residual) for residual in old)
     if holders == 2:
         assert all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))
@@ -218,8 +214,8 @@ def test_residuals_of_stages_that_unlike_numbers_of_members_share_are_saved_and_
     assert loss_bits(folder) == loss_bits(undisturbed)
     assert_same_end(folder, undisturbed)
     manifest = open_checkpoint(listed(folder.checkpoints)[-1].path).manifest
-    assert not any(is_residual(kind) for kind in manifest.kinds_of("0"))
-    assert {residual_kind(0, 2), residual_kind(1, 2)} < set(manifest.kinds_of("h"))
+    assert not any(shared_kind(kind) == RESIDUAL for kind in manifest.kinds_of("0"))
+    assert {own_kind(RESIDUAL, 0, 2), own_kind(RESIDUAL, 1, 2)} < set(manifest.kinds_of("h"))
     assert not folder.notes.exists()
 
 
@@ -231,4 +227,4 @@ def test_residuals_of_members_move_to_replicas_and_the_note_says_so(tmp_path: Pa
     start(folder)
     ours, theirs = ([float.fromhex(bits) for bits in loss_bits(f)] for f in (folder, undisturbed))
     assert ours == pytest.approx(theirs, rel=1e-3)
-    assert "stages that other numbers of members shared" in folder.notes.read_text()
+    assert "holds no residual of 3 units: it begins with zero" in folder.notes.read_text()

@@ -61,6 +61,7 @@ def told(*ranks: Mapping[str, int], fits: bool = True) -> list[dict[str, Any]]:
     return [
         {
             "held": {name: [[version, 0, SIZES[name]]] for name, version in of_rank.items()},
+            "kinds": ["weights"] if of_rank else [],
             "beside": {str(version): {"updates": version} for version in set(of_rank.values())},
             "fits": fits,
         }

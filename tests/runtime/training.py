@@ -269,7 +269,7 @@ def _train_rank(
     network = network_among(
         spec.seats,
         seat,
-        routes_of(program.setup, spec.seats),
+        routes_of(program, spec.seats),
         setting.network if make_device is None else "staged",
         timeout_s=setting.timeout_s,
         hosts=spec.hosts,

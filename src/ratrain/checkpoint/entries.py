@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from ratrain.errors import CheckpointError
 
-WEIGHTS = "weights"
-"""The kind of a unit's master weights; its optimizer names the others."""
-
 OPTIMIZER = "optimizer"
 """The key of a manifest's state that names it; earlier versions had none but AdamW."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ratrain.checkpoint.entries import Entry, gaps
-from ratrain.checkpoint.own import own_kinds
-from ratrain.checkpoint.residuals import all_residuals, is_residual
+from ratrain.checkpoint.own import own_kinds, shared_kind
+from ratrain.describe.saved import saved_as
 from ratrain.errors import CheckpointError, SpecError
 from ratrain.readers.files import shown
 from ratrain.readers.json import as_table, parse_json
@@ -139,16 +140,19 @@ class Manifest:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of state it holds: weights and moments of every unit, residuals of some."""
+        """The kinds of state it holds: weights and moments of every unit, others of some."""
         return tuple(sorted({kind for _, kind in self.ranges}))
 
     def kinds_of(self, unit: str) -> tuple[str, ...]:
         """The kinds of state that it holds of a unit."""
-        return tuple(sorted(kind for name, kind in self.ranges if name == unit))
+        return self._kinds.get(unit, ())
 
-    def own_kinds(self, unit: str, kind: str) -> list[str]:
-        """The kinds that are replicas' own of a unit's states of a kind; none where all share."""
-        return own_kinds(kind, (other for name, other in self.ranges if name == unit))
+    @cached_property
+    def _kinds(self) -> dict[str, tuple[str, ...]]:
+        kinds: dict[str, list[str]] = defaultdict(list)
+        for unit, kind in self.ranges:
+            kinds[unit].append(kind)
+        return {unit: tuple(sorted(of_unit)) for unit, of_unit in kinds.items()}
 
     @cached_property
     def ranges(self) -> dict[tuple[str, str], list[tuple[RankRecord, StoredEntry]]]:
@@ -164,12 +168,13 @@ class Manifest:
 
 def faults(manifest: Manifest) -> list[str]:
     """In words, why a manifest's ranges do not hold every element of each unit exactly once."""
-    units = manifest.meta.units
-    kinds = {kind for _, kind in manifest.ranges}
-    expected = {(unit, kind) for unit in units for kind in kinds if not is_residual(kind)}
-    for unit, kind in manifest.ranges:
-        if unit in units:
-            expected |= {(unit, each) for each in all_residuals(kind)}
+    units, kinds = manifest.meta.units, manifest.kinds
+    of_all = {kind for kind in map(shared_kind, kinds) if saved_as(kind).begins is None}
+    expected: set[tuple[str, str]] = set()
+    for unit in units:
+        here = manifest.kinds_of(unit)
+        for kind in of_all | set(map(shared_kind, here)):
+            expected |= {(unit, each) for each in own_kinds(kind, here) or [kind]}
     problems = [
         f"unit {unit!r} is not one of the model's" for unit, _ in manifest.ranges.keys() - expected
     ]

@@ -1,19 +1,16 @@
-"""States of which each replica has its own, in checkpoints: where replicas average weights by turns
-they are never all alike. "weights.0of2" are those of the first replica of two. Who asks for
-"weights", and finds none, gets the mean of all."""
+"""States of which each rank, replica or site has its own, in checkpoints: "weights.0of2" are those
+of the first replica of two, where they average weights by turns and are never all alike. Who asks
+for "weights", and finds none, gets the mean of all."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
+from ratrain.describe.saved import Regrouped, saved_as
 from ratrain.errors import CheckpointError
 
-OUTER_WEIGHTS, OUTER_MOMENTUM = "outer_weights", "outer_momentum"
-"""The kinds of an outer optimizer's states, of which all replicas have the same."""
-OUTER_RESIDUAL = "outer_residual"
-"""What rounding took away from what a replica sent for it, each its own."""
 SITE_WEIGHTS = "site_weights"
 """In a checkpoint's state, where sites count unlike in the mean of theirs: how much each does."""
 
@@ -31,15 +28,27 @@ def shared_kind(kind: str) -> str:
     return match[1] if match else kind
 
 
-def owners(kinds: Iterable[str]) -> int:
-    """Of how many replicas some kinds are; 0: of none by itself."""
-    return max((int(match[3]) for kind in kinds if (match := _KIND.match(kind))), default=0)
-
-
 def own_kinds(kind: str, stored: Iterable[str]) -> list[str]:
     """Those stored that are replicas' own of a kind, in the order of replicas."""
-    count = owners(other for other in stored if shared_kind(other) == kind)
+    matches = (match for other in stored if (match := _KIND.match(other)) and match[1] == kind)
+    count = max((int(match[3]) for match in matches), default=0)
     return [own_kind(kind, place, count) for place in range(count)]
+
+
+def begun_with(kind: str, stored: Collection[str]) -> list[str]:
+    """The stored kinds whose sum a kind of state begins with, as its entry is declared; of none:
+    with zero. What is missing and must be there is named too, for the reader to say so."""
+    if kind in stored:
+        return [kind]
+    shared = shared_kind(kind)
+    entry, each = saved_as(shared), own_kinds(shared, stored)
+    if each and entry.regrouped is Regrouped.SUM:
+        return each if kind.startswith(f"{shared}.0of") else []
+    if each and entry.regrouped is Regrouped.ZERO:
+        return []
+    if each or shared in stored or entry.begins is None:
+        return [shared]  # of several their mean
+    return begun_with(entry.begins, stored) if entry.begins else []
 
 
 def site_weights(state: Mapping[str, Any], count: int, place: str) -> list[float]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ratrain.checkpoint.entries import BLOCK_BYTES, ELEMENT_BYTES
 from ratrain.checkpoint.listing import absent, damaged, read_manifest
 from ratrain.checkpoint.manifest import Manifest, RankRecord, StoredEntry
-from ratrain.checkpoint.own import site_weights
+from ratrain.checkpoint.own import own_kinds, site_weights
 from ratrain.errors import CannotResume, CheckpointError, SavedElsewhere
 from ratrain.objects.client import stores
 from ratrain.objects.remote import Location, Remote
@@ -40,7 +40,7 @@ class Checkpoint:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of state it holds: weights and moments of every unit, residuals of some."""
+        """The kinds of state it holds: weights and moments of every unit, others of some."""
         return self.manifest.kinds
 
     def expect(self, model: str, config_hash: str, units: Mapping[str, int]) -> None:
@@ -75,8 +75,8 @@ class Checkpoint:
     def read_into(self, unit: str, kind: str, begin: int, out: NDArray[np.float32]) -> None:
         """Fills `out` with a unit's elements from `begin` on; where each replica has its own, with
         their mean. On an error it holds rubbish."""
-        own = () if (unit, kind) in self.manifest.ranges else self.manifest.own_kinds(unit, kind)
-        if own:
+        there = self.manifest.kinds_of(unit)
+        if kind not in there and (own := own_kinds(kind, there)):
             weights = site_weights(self.manifest.meta.state, len(own), str(self.path))
             self.read_into(unit, own[0], begin, out)
             out *= np.float32(weights[0])

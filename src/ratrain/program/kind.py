@@ -161,6 +161,7 @@ class Kind(Declared):
 
     # What follows from these.
     is_message: bool
+    is_collective: bool  # it happens together with others that hold its unit
     is_tie: bool  # it adds up the copies of a tied matrix
     is_barrier: bool  # it does nothing but wait
     is_state_work: bool  # neither compute nor a message: it moves or changes states

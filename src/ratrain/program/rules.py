@@ -26,6 +26,7 @@ def declare(name: str, lane: Lane, scope: Scope, uses: Rule, **facts: Any) -> Ki
     kind = Kind.declared("kind of op", name, lane=lane, scope=scope, uses=uses, **facts)
     about_rank = scope in (Scope.RANK, Scope.RANK_REDUCTION)
     kind.is_message = scope is Scope.STAGE_MICRO_BATCH
+    kind.is_collective = kind.partners in (Partners.HOLDERS, Partners.PEERS)
     kind.is_tie = kind.partners is Partners.TIED
     kind.is_barrier = about_rank and not kind.method
     kind.is_state_work = kind.is_barrier or not (kind.is_message or lane is Lane.COMPUTE)

@@ -251,7 +251,7 @@ def _groups(table: Table) -> Ints:
             key = (sender * cells + within) * 2 + (back > 0)
             group[ops] = key[ops]
     if len(np.unique(units.same)) < len(units.same):
-        shared = np.array([k.partners in GROUPED for k in Kind])[kind]
+        shared = kinds_where("is_collective")[kind]
         who, count = groups_of_holders(table)
         shared &= count > 1
         place = units.place(table.unit, np.maximum(table.micro_batch, 0))
@@ -270,10 +270,6 @@ def _groups(table: Table) -> Ints:
     if table.setup.backward_sends:
         _pair_with_backward(table, group)
     return group
-
-
-GROUPED = (Partners.HOLDERS, Partners.PEERS)
-"""Partners of ops that happen together where one unit is held."""
 
 
 def groups_of_holders(table: Table) -> tuple[Ints, Ints]:

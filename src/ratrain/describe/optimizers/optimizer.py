@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ratrain.describe.saved import Saved, declare_saved
 from ratrain.errors import SpecError
 from ratrain.plugins import Registry
 
@@ -154,7 +155,9 @@ OPTIMIZERS: Registry[Optimizer] = Registry("optimizer")
 
 
 def declare_optimizer(optimizer: Optimizer) -> None:
-    """Makes it known by its name."""
+    """Makes it known by its name, and its states to checkpoints by theirs."""
+    for state in optimizer.states:
+        declare_saved(Saved(state.name))
     OPTIMIZERS.declare(optimizer.name, optimizer)
 
 

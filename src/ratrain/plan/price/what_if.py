@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ratrain.program.kind import Lane
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
 from ratrain.program.units import Bools
 from ratrain.simulate.costs import Costs, Work
@@ -31,8 +31,7 @@ def sending_faster(costs: Costs, setup: Setup, ranks: Collection[int], times: fl
         Lane.SEND_F: of_kind | _beside(setup, ranks, 1),
         Lane.SEND_B: of_kind | _beside(setup, ranks, -1),
         Lane.TENSOR: of_kind,
-        Lane.REDUCE: shared,
-        Lane.GATHER: shared,
+        **{kind.lane: shared for kind in Kind if kind.is_collective},
     }
 
     def faster(work: Work, units: Bools) -> Work:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ratrain.describe.saved import SAVED
 from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Lane, Scope
 from ratrain.program.kinds.gradients import new_residual
@@ -10,14 +11,16 @@ from ratrain.program.uses import Ops
 
 
 def _save(b: Binding, ops: Ops) -> None:
-    """Save: the new optimizer and the new weights in, and the new residual
-    where errors are fed back. The next step's writes wait for it. Of a frozen unit: nothing. Of one
-    whose optimizer is in another tier it reads what the update has just left on the device, in
-    slots that later updates of the step wait for: weights are read before they are gathered."""
+    """Save: the new optimizer and the new weights in, the new residual where errors are fed back,
+    and what else checkpoints hold. The next step's writes wait for it. Of a frozen unit: nothing.
+    Of one whose optimizer is in another tier it reads what the update has just left on the device,
+    in slots that later updates of the step wait for: weights are read before they are gathered."""
     ops = ops.where(b.unit.trained[ops.unit])
     b.reads(ops, b.new_optimizer(ops))
-    if b.setup.outer:
-        b.reads(shared := ops.where(b.unit.averaged[ops.unit]), b.at_step_end("outer", shared))
+    for family in dict.fromkeys(saved.family for saved in SAVED.declared):
+        if family in ("", "residual"):  # of which there are other versions
+            continue
+        b.reads(kept := ops.where(b.has(family, ops)), b.at_step_end(family, kept))
     early = b.away(ops.unit) & b.gathered_per_step(ops.unit)
     b.reads(updated := ops.where(early), b.reduced(updated).next())
     b.reads(whole := ops.where(~early), b.new_view(whole))

@@ -18,28 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratrain.checkpoint.entries import WEIGHTS
 from ratrain.checkpoint.folder import location_of
-from ratrain.checkpoint.listing import listed, none_whole, read_manifest
-from ratrain.checkpoint.manifest import Manifest
-from ratrain.checkpoint.own import (
-    OUTER_MOMENTUM,
-    OUTER_RESIDUAL,
-    OUTER_WEIGHTS,
-    owners,
-    shared_kind,
-)
+from ratrain.checkpoint.listing import listed, none_whole
+from ratrain.checkpoint.own import begun_with, shared_kind
 from ratrain.checkpoint.reader import open_checkpoint
-from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holders
 from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import config_hash
+from ratrain.describe.saved import WEIGHTS, saved_as
 from ratrain.errors import CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
 from ratrain.models.first_weights import first_weights
 from ratrain.models.frozen_weights import frozen_weights, require_same_frozen
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.objects.remote import Location
+from ratrain.runtime.rank.entry_notes import note_entries
 from ratrain.runtime.rank.joining.membership import Membership
 from ratrain.runtime.rank.joining.rendezvous import Everybody, told_by_all
 from ratrain.runtime.rank.live import LiveReader, LiveStates
@@ -52,7 +45,6 @@ from ratrain.runtime.step.tensor_parts import (
     StoredParts,
     stored_degrees,
     stored_sizes,
-    unit_of_stored,
 )
 
 
@@ -104,8 +96,7 @@ def begun(
         if run is not None and not problems_told:
             if together.membership.keeps(together.rank):
                 _note(folder, path, problems)
-                _note_own(folder, path, run.replicas_apart)
-                _note_residuals(folder, path, spec.error_feedback, run.holders)
+                note_entries(folder, path, run.schedule.program)
             run.complete()
             return run
         problems += problems_told[:1]
@@ -195,9 +186,8 @@ def survived(
     job: JobSpec, spec: RunSpec, division: Division, live: LiveStates, reader: LiveReader
 ) -> Begin:
     """Behind the last update that survivors hold of all units."""
-    kinds = (WEIGHTS, *(state.name for state in job.train.rule.states))
     parts = StoredParts(job.model.spec, live.degrees, reader.read)
-    source = _saved(parts, division, lambda _: kinds, _fresh(job, spec, division))
+    source = _saved(parts, division, lambda _: live.kinds, _fresh(job, spec, division))
     return _begin(job, live.step, live.beside, source)
 
 
@@ -231,13 +221,6 @@ def _saved(
     def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
         if kind == FROZEN:
             return fresh(unit, kind, low, high)
-        if not is_residual(kind):
-            if kind not in kinds_of(parts.first_name(unit)):
-                if shared_kind(kind) in (OUTER_MOMENTUM, OUTER_RESIDUAL):
-                    return torch.zeros(high - low)
-                # Of all replicas together, or the mean of theirs, where an outer step begins too.
-                kind = WEIGHTS if kind == OUTER_WEIGHTS else shared_kind(kind)
-            return parts.read_range(unit, division, kind, low, high)
         kinds = begun_with(kind, kinds_of(parts.first_name(unit)))
         stored = [parts.read_range(unit, division, each, low, high) for each in kinds]
         return sum(stored[1:], start=stored[0]) if stored else torch.zeros(high - low)
@@ -264,7 +247,8 @@ def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
 
     def fresh(unit: str, kind: str, low: int, high: int) -> Tensor:
         kind = shared_kind(kind)
-        kind = WEIGHTS if kind == OUTER_WEIGHTS else kind
+        while begins := saved_as(kind).begins:
+            kind = begins
         if kind not in (WEIGHTS, FROZEN):
             return torch.zeros(high - low)
         layout = layouts[unit] if kind == WEIGHTS else layouts[unit].frozen
@@ -282,48 +266,3 @@ def _note(folder: RunFolder, chosen: Location, problems: list[str]) -> None:
             f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} damaged and "
             f"skipped: {'; '.join(problems)}; the run resumes from {chosen.name}"
         )
-
-
-def _note_own(folder: RunFolder, chosen: Location, apart: int) -> None:
-    """Leaves a line where replicas do not begin with the states that they had in the checkpoint.
-    `apart`: how many of the run have states of their own; 0: all share theirs."""
-    saved = owners(read_manifest(chosen).kinds)
-    if saved and saved != apart:
-        folder.add_note(
-            f"{chosen.name} holds states of {saved} replicas, each its own; the run begins with "
-            "their mean"
-        )
-
-
-def _note_residuals(
-    folder: RunFolder, chosen: Location, fed_back: bool, holders: Mapping[str, int]
-) -> None:
-    """Leaves a line where error feedback does not begin as it ended in the checkpoint. `holders`:
-    how many ranks of the run hold each unit; one alone sends nothing."""
-    by_unit = {unit: count for unit, count in holders.items() if fed_back and count > 1}
-    saved_by_unit = _saved_holders(read_manifest(chosen))
-    ranks, saved = (max(counts.values(), default=0) for counts in (by_unit, saved_by_unit))
-    if ranks and not saved:
-        folder.add_note(f"{chosen.name} holds no residuals: error feedback begins with zero")
-    elif saved and not ranks:
-        why = "has one replica, which rounds nothing" if fed_back else "feeds none back"
-        folder.add_note(f"{chosen.name} holds residuals, which are left out: the run {why}")
-    elif saved != ranks:
-        folder.add_note(
-            f"{chosen.name} holds the residuals of {saved} replicas, the run has {ranks}: the "
-            "first replica begins with their sum, the others with zero"
-        )
-    elif saved_by_unit != by_unit:
-        folder.add_note(
-            f"{chosen.name} holds the residuals of stages that other numbers of members shared: "
-            "the first member begins with their sum, the others with zero"
-        )
-
-
-def _saved_holders(manifest: Manifest) -> dict[str, int]:
-    """How many ranks' residuals a checkpoint holds of each unit; units without are left out."""
-    saved: dict[str, int] = {}
-    for stored, kind in manifest.ranges:
-        if is_residual(kind):
-            saved[unit_of_stored(stored)] = residual_holders([kind])
-    return saved

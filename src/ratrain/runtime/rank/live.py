@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, replace
 from itertools import chain
@@ -114,6 +114,7 @@ class Kept:
         return json.dumps(
             {
                 "held": held,
+                "kinds": sorted({kind for part in self._parts for kind in part.buffers}),
                 "beside": beside,
                 "reports": reports,
                 "fits": fits,
@@ -140,15 +141,20 @@ def kept_of(
     reports: Mapping[int, RankReport],
 ) -> Kept:
     """What a rank keeps once its lanes are back. Nothing where it would not be enough: where ranks
-    hold more than weights and optimizer states, each its own, or have them in another tier."""
+    hold states of which each has its own, or have them in another tier."""
     units: dict[str, list[KeptUnit]] = defaultdict(list)
     for unit in states.units:
         if not unit.trained:
             continue
-        has_more = unit.own or unit.residual is not None or unit.outer is not None
-        if has_more or unit.slots is not None or unit.local.index in states.away["optimizer"]:
+        if (
+            unit.own
+            or unit.beside
+            or unit.slots is not None
+            or unit.local.index in states.away["optimizer"]
+        ):
             return NOTHING
-        for held in filter(None, (unit, unit.mirror)):
+        mirror = None if unit.part.beside else unit.mirror  # which has weights and states alone
+        for held in filter(None, (unit, mirror)):
             part = held.part
             end = min(part.end, unit.unit.layout.size)
             buffers = dict(buffers_of(part, optimizer))
@@ -169,6 +175,7 @@ class LiveStates:
     step: int
     beside: Mapping[str, Any]
     degrees: Mapping[str, int]
+    kinds: Collection[str]  # of state, that they hold of each unit
     copies: Sequence[Copy]
     reports: Mapping[int, Round]
 
@@ -213,7 +220,8 @@ def live_states(
             beside = (of_rank["beside"].get(str(version)) for of_rank in told)
             steps = {int(step) for each in told for step in each.get("reports", ())}
             reports = {step: _reports_of(step, told) for step in steps if step < version}
-            return LiveStates(version, next(filter(None, beside)), degrees, wanted, reports)
+            kinds = frozenset(chain.from_iterable(of_rank["kinds"] for of_rank in told))
+            return LiveStates(version, next(filter(None, beside)), degrees, kinds, wanted, reports)
     return None
 
 

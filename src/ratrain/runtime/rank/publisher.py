@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ratrain.checkpoint.entries import WEIGHTS
 from ratrain.describe.optimizers import Optimizer
+from ratrain.describe.saved import WEIGHTS
 from ratrain.errors import SpecError, TransportError
 from ratrain.proof import derived
 from ratrain.ranges import joined, overlaps

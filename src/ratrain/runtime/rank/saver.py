@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ from uuid import uuid4
 from torch import Tensor
 
 from ratrain.checkpoint.best import Best, read_best, write_best
-from ratrain.checkpoint.entries import WEIGHTS, Entry, clipped
+from ratrain.checkpoint.entries import Entry, clipped
 from ratrain.checkpoint.folder import begin, discard, partial_path, publish, rank_path, seal, url_of
 from ratrain.checkpoint.listing import prune
 from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord, Spread
-from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
-from ratrain.checkpoint.residuals import residual_kind
+from ratrain.checkpoint.own import own_kind
 from ratrain.checkpoint.shard_writer import ShardWriter
 from ratrain.checkpoint.upload import Ending, Upload
 from ratrain.describe.optimizers import Held, Optimizer, Plain
+from ratrain.describe.saved import WEIGHTS, saved_as
 from ratrain.objects.client import close_stores
 from ratrain.objects.remote import Remote
 from ratrain.readers.json import as_table, parse_json
@@ -219,36 +219,24 @@ class CheckpointSaver:
 
 
 def written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
-    """What a rank writes of a unit, and in which pieces: its own shares of each kind, without
-    padding, or all of its own; and its own residual, whole. Nothing of what nobody updates."""
+    """What a rank writes of a unit, and in which pieces: what it owns of each entry, without
+    padding, or all of its own. Nothing of what nobody updates."""
     if not unit.trained:
         return
     if unit.slots is not None:
         yield from _of_slots(unit, unit.slots, optimizer)
         return
-    alone = unit.own and unit.across is None
-    share, part = slice(0, unit.padded) if alone else unit.owned, unit.part
     name, size = stored_name(unit.name, unit.division), unit.unit.layout.size
-    for kind, buffer in buffers_of(part, optimizer):
-        kind = own_kind(kind, *unit.own_place) if unit.own else kind
-        entry = clipped(name, kind, share.start, share.stop, size)
-        if entry is not None:
-            begin = share.start - part.begin
-            yield entry, _pieces(buffer, begin, begin + entry.elements, whole=optimizer.whole)
-    outer: list[tuple[str, Tensor, Sequence[slice]]] = []
-    if unit.outer is not None:
-        outer.append((OUTER_WEIGHTS, unit.outer.weights, unit.saves))
-        outer.append((OUTER_MOMENTUM, unit.outer.momentum, unit.saves))
-        if unit.outer.residual is not None:
-            kind = own_kind(OUTER_RESIDUAL, *unit.own_place)
-            outer.append((kind, unit.outer.residual.kept, [share]))
-    for kind, values, runs in outer:
-        parts = (clipped(name, kind, run.start, run.stop, size) for run in runs)
-        for entry in filter(None, parts):
-            yield entry, iter([values[entry.begin - part.begin : entry.end - part.begin]])
-    if unit.residual is not None:
-        kind = residual_kind(unit.place, len(unit.holders))
-        yield Entry(name, kind, 0, size, size), iter([unit.residual.kept[:size]])
+    held = [(kind, buffer, unit.part.begin) for kind, buffer in buffers_of(unit.part, optimizer)]
+    held += [(kind, buffer, 0) for kind, buffer in unit.beside.items()]
+    for kind, buffer, first in held:
+        runs = unit.saves
+        if saved_as(kind).is_own(apart=unit.own):
+            kind = own_kind(kind, *unit.own_place)
+            runs = [slice(0, unit.padded) if unit.across is None else unit.owned]
+        for entry in filter(None, (clipped(name, kind, r.start, r.stop, size) for r in runs)):
+            run = entry.begin - first, entry.end - first
+            yield entry, _pieces(buffer, *run, whole=optimizer.whole)
 
 
 def _of_slots(
@@ -264,9 +252,11 @@ def _of_slots(
 
 
 def buffers_of(part: OwnedPart, optimizer: Optimizer) -> Iterator[tuple[str, Held]]:
-    """Master weights, and the optimizer's states, by the names that a checkpoint gives them."""
+    """Master weights, the optimizer's states and what else is kept beside them, by the names that a
+    checkpoint gives them."""
     yield WEIGHTS, Plain(part.weights)
     yield from ((s.name, held) for s, held in zip(optimizer.states, part.states, strict=True))
+    yield from part.beside.items()
 
 
 def _pieces(held: Held, begin: int, end: int, *, whole: bool) -> Iterator[Tensor]:

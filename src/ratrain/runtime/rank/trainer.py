@@ -121,8 +121,6 @@ class RankRun:
         self._begin = begin
         self._step_began_s = time.perf_counter()
         setup = program.setup
-        self.holders = setup.holders
-        self.replicas_apart = setup.apart if setup.averages.by_turns else 0
         self._budget_bytes = setup.budget_of(seat.program_rank)
         micro_batch, model = spec.micro_batch_of(seat.data), job.model
         self.sizes = Sizes((micro_batch, model.sequence_length, model.spec.hidden))

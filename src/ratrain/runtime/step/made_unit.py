@@ -12,16 +12,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ratrain.checkpoint.own import OUTER_MOMENTUM, OUTER_RESIDUAL, OUTER_WEIGHTS, own_kind
-from ratrain.checkpoint.residuals import residual_kind
-from ratrain.describe.optimizers import Optimizer
+from ratrain.checkpoint.own import own_kind
+from ratrain.describe.optimizers import Held, Optimizer
+from ratrain.describe.saved import (
+    OUTER_MOMENTUM,
+    OUTER_RESIDUAL,
+    OUTER_WEIGHTS,
+    SAVED,
+    WEIGHTS,
+    Saved,
+    saved_as,
+)
 from ratrain.errors import SpecError
 from ratrain.models.packed import packed_range
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
+from ratrain.plugins import named
 from ratrain.program.setup import Setup
+from ratrain.program.tiers import DISK
 from ratrain.runtime.seats import Groups, Holders, Seat, parts_of_units
 from ratrain.runtime.step.exchange.feedback import Residual
 from ratrain.runtime.step.exchange.slots import Slots
@@ -141,10 +151,10 @@ class _OfUnit:
             self._slots,
             view,
             shard_view,
-            residual=self._residual(),
+            beside=self._entries(slice(0, self._padded), whole=True),
             dtypes=dtypes,
             frozen_share=frozen_share,
-            outer=self._outer(),
+            outer=_outer(parts),
             own=self._is_own,
             across=self._across,
             mirror=self._mirror(),
@@ -160,39 +170,60 @@ class _OfUnit:
         """A range of a buffer, of which what this rank owns is read; all of it where that waits in
         another tier, and is complete from the start."""
         values = torch.zeros(held.stop - held.start, dtype=torch.float32, device=self._of.device)
-        kind = self._own_kind(kind) if self._is_own else kind
         reads_all = self._is_own and self._across is None
         reads_all |= self._is_away and not self._is_sharded
-        reads_all |= kind == "weights" and self._view_is_away
+        reads_all |= kind == WEIGHTS and self._view_is_away
         for share in (held,) if reads_all else self._shares:
             known = min(share.stop, self._layout.size)
             if held.start <= share.start < min(known, held.stop):
                 at = slice(share.start - held.start, known - held.start)
-                read = self._of.source(self._name, kind, share.start, known)
+                read = self._of.source(self._name, self._stored(kind), share.start, known)
                 values[at] = read.to(self._of.device)
         return values
 
-    def _own_kind(self, kind: str) -> str:
-        return own_kind(kind, *self._place_of_own)
+    def _stored(self, kind: str) -> str:
+        """An entry's name in checkpoints."""
+        own = saved_as(kind).is_own(apart=self._is_own)
+        return own_kind(kind, *self._place_of_own) if own else kind
 
-    def _whole(self, kind: str) -> Tensor:
-        """A buffer of the whole unit, read."""
-        return self._read(kind, slice(0, self._padded))
+    def _entries(self, held: slice, *, whole: bool = False) -> dict[str, Held]:
+        """Further entries of a range of the unit, read: those of parts, or of all of it."""
+        return {
+            saved.name: self._entry(saved, held)
+            for saved in SAVED.declared
+            if saved.family in self._local.lasting and saved.whole is whole
+            if saved.asked(self._of.setup)
+        }
+
+    def _entry(self, saved: Saved, held: slice) -> Held:
+        tier, values = self._local.lasting[saved.family], self._read(saved.name, held)
+        if tier == DISK or (saved.whole and self._slots):
+            raise SpecError(
+                f"the checkpoint entry {saved.name} is of whole units that replicas hold at unlike "
+                "tensor degrees, or waits on disk, which nothing reads and writes it for",
+                fix="declare it for parts of units, of a family of the device or of host memory",
+            )
+        if tier:
+            values = in_pages(values)
+        entry = named(saved.hold)(values)
+        if isinstance(entry, Residual) and self._of.setup.error_feedback == 2:
+            entry.following = torch.zeros_like(values)
+        return entry
 
     def _read(self, kind: str, held: slice) -> Tensor:
         """A buffer of a range of the unit, read, whoever owns it."""
         values = torch.zeros(held.stop - held.start, dtype=torch.float32, device=self._of.device)
         known = min(held.stop, self._layout.size)
         if held.start < known:
-            read = self._of.source(self._name, kind, held.start, known)
+            read = self._of.source(self._name, self._stored(kind), held.start, known)
             values[: known - held.start] = read.to(self._of.device)
         return values
 
     def _views(self) -> tuple[Tensor | None, Tensor | None]:
         """The weights that compute reads: whole, or where they are gathered this rank's shares."""
         if not self._local.gathered:
-            return self._owned("weights", slice(0, self._padded)).to(self._dtype), None
-        of_shares = [self._owned("weights", share) for share in self._shares]
+            return self._owned(WEIGHTS, slice(0, self._padded)).to(self._dtype), None
+        of_shares = [self._owned(WEIGHTS, share) for share in self._shares]
         of_shares = of_shares or [torch.zeros(0, device=self._of.device)]
         shard = of_shares[0] if len(of_shares) == 1 else torch.cat(of_shares)
         return None, shard.to(self._dtype)
@@ -229,7 +260,7 @@ class _OfUnit:
         if shard_view is not None:
             weights = shard_view[first : first + held.stop - held.start]
         if weights is None or self._dtype != torch.float32 or self._view_is_away:
-            weights = self._owned("weights", held)
+            weights = self._owned(WEIGHTS, held)
         return weights
 
     def _part(self, run: slice, weights: Tensor) -> OwnedPart:
@@ -237,7 +268,9 @@ class _OfUnit:
         states = tuple(
             state.hold(self._owned(state.name, run), inside) for state in self._of.optimizer.states
         )
-        return OwnedPart(run.start, run.stop, self._layout.decay_end, weights, states, inside)
+        beside = self._entries(run)
+        end = self._layout.decay_end
+        return OwnedPart(run.start, run.stop, end, weights, states, inside, beside)
 
     def _mirror(self) -> Mirror | None:
         """Another holder's part, where each has its own alone."""
@@ -257,7 +290,7 @@ class _OfUnit:
             state.hold(in_pages(self._read(state.name, run)), inside)
             for state in self._of.optimizer.states
         )
-        weights = in_pages(self._read("weights", run))
+        weights = in_pages(self._read(WEIGHTS, run))
         part = OwnedPart(begin, end, self._layout.decay_end, weights, states, inside)
         return Mirror(buddy, owner, part, room(weights.nbytes))
 
@@ -299,20 +332,11 @@ class _OfUnit:
         elements = padded * values.element_size() // self._dtype.itemsize
         return FrozenShare(elements, shares, values, self._holders, slots)
 
-    def _residual(self) -> Residual | None:
-        """Where errors are fed back."""
-        feedback = self._of.setup.error_feedback
-        if not feedback or not self._is_shared or not self._layout.size:
-            return None
-        kept = self._whole(residual_kind(self._place, len(self._holders)))
-        return Residual(kept, torch.zeros_like(kept) if feedback == 2 else None)
 
-    def _outer(self) -> OuterStates | None:
-        """Of an outer optimizer."""
-        if not self._of.setup.outer or not self._is_own or not self._layout.size:
-            return None
-        held = self._shares[0] if self._is_sharded else slice(0, self._padded)
-        outer = OuterStates(self._read(OUTER_WEIGHTS, held), self._read(OUTER_MOMENTUM, held))
-        if self._of.setup.average_wire:
-            outer.residual = Residual(self._read(self._own_kind(OUTER_RESIDUAL), held))
-        return outer
+def _outer(parts: Sequence[OwnedPart]) -> OuterStates | None:
+    """Of an outer optimizer, where a unit has one."""
+    for held in (part.beside for part in parts if OUTER_WEIGHTS in part.beside):
+        residual = held.get(OUTER_RESIDUAL)
+        assert residual is None or isinstance(residual, Residual)
+        return OuterStates(held[OUTER_WEIGHTS].values(), held[OUTER_MOMENTUM].values(), residual)
+    return None

@@ -275,7 +275,7 @@ class RankOps(StateOps):
         self._held.write(op, self._summed(op, "partialb"), *_INPUT_GRADIENTS)
 
     def _summed(self, op: LocalOp, family: str) -> Tensor:
-        return summed(self._held.read(op, family), self._network.tensor_group(Lane.TENSOR))
+        return summed(self._held.read(op, family), self.network.tensor_group(Lane.TENSOR))
 
     # ---- messages -----------------------------------------------------------------------
 
@@ -287,9 +287,9 @@ class RankOps(StateOps):
             if self.unit(op).trained:
                 self._states.buckets.meet(op.lane)
         elif op.kind is Kind.RECV_F:
-            self._network.await_sender(op.lane, self._rank_beside(op, -1))
+            self.network.await_sender(op.lane, self._rank_beside(op, -1))
         elif op.kind is Kind.RECV_B and self._arrives_apart:
-            self._network.await_sender(op.lane, self._rank_beside(op, +1))
+            self.network.await_sender(op.lane, self._rank_beside(op, +1))
 
     def stop(self) -> None:
         """Lets nobody wait for buckets any more: a lane has failed."""
@@ -320,7 +320,7 @@ class RankOps(StateOps):
         """Sends a tensor, or what a message has of it."""
         tensor = self._part(op, ahead).of(self._held.read(op, family))
         to, wire = self._rank_beside(op, ahead), self._states.wire.boundaries
-        send_boundary(self._network, op.lane, tensor, to, wire)
+        send_boundary(self.network, op.lane, tensor, to, wire)
 
     def _receive(self, op: LocalOp, ahead: int, *families: str) -> None:
         """Fills a tensor, or the part of it that a message brings: the first makes the tensor."""
@@ -331,7 +331,7 @@ class RankOps(StateOps):
         else:
             tensor = self._held.read(op, *families)
         sender, wire = self._rank_beside(op, ahead), self._states.wire.boundaries
-        receive_boundary(self._network, op.lane, part.of(tensor), sender, wire)
+        receive_boundary(self.network, op.lane, part.of(tensor), sender, wire)
         self._held.write(op, tensor, *families)
 
     def _part(self, op: LocalOp, ahead: int) -> BoundaryPart:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import cos, pi
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ class OwnedPart:
     weights: Tensor
     states: tuple[Held, ...]
     parameters: Sequence[Matrix] = ()  # those of the part, for optimizers that take whole ones
+    beside: Mapping[str, Held] = field(default_factory=dict[str, Held])  # further entries (`Saved`)
 
     def update(
         self, gradient: Tensor, spec: TrainSpec, step: int, updates: int, scale: float

@@ -86,6 +86,7 @@ class LocalUnit:
     gathered: bool  # its view exists only while it is used (level 3)
     micro_batches: int
     tiers: Mapping[str, str]  # where its states of each sort wait (`tiers.WAITING`)
+    lasting: Mapping[str, str]  # the families of which it has a state all the time, and their tiers
 
     def waits(self, name: str) -> bool:
         """Whether its states of a sort wait in another tier than the device's."""
@@ -262,8 +263,8 @@ def persistent_of(table: Table, rank: int) -> tuple[HeldState, ...]:
 
 
 def _local_unit(program: Program, rank: int, index: int, g: int) -> LocalUnit:
-    units = program.table.states.units
-    held = dict(program.held_by(rank))
+    states, held = program.table.states, dict(program.held_by(rank))
+    units, size_bytes = states.units, states.size_bytes
     stage = int(units.stage_in_replica[g])
     return LocalUnit(
         index=index,
@@ -279,6 +280,12 @@ def _local_unit(program: Program, rank: int, index: int, g: int) -> LocalUnit:
         gathered=bool(units.shared[g]) and program.setup.sharding == 3,
         micro_batches=int(units.micro_batches[g]),
         tiers={name: TIERS[int(units.tiers[name][g])] for name in WAITING},
+        lasting={
+            family.name: family.tier
+            for family in states.families
+            if family.per is Per.UNIT and FAMILIES[family.name].persistent
+            if family.count and size_bytes[family.start + g]
+        },
     )
 
 

@@ -47,7 +47,7 @@ class StateOps:
     ) -> None:
         self._setup: Setup = schedule.program.setup
         self._states, self._held = states, states.held
-        self._network = network
+        self.network = network
         self._train = train
         self.clipping = clipping
         self.savers: tuple[Saver, ...] = ()
@@ -68,15 +68,15 @@ class StateOps:
                 unit.gradient = self._states.new_gradient(unit)
             assert unit.gradient is not None
             gradient = unit.gradient = self._to_send(unit, op, unit.gradient)
-            unit.reduce(self._network, gradient)
+            unit.reduce(self.network, gradient)
             if not self._setup.sharding:
-                unit.gather(self._network, Lane.REDUCE, gradient)
+                unit.gather(self.network, Lane.REDUCE, gradient)
             else:
                 self._agree_on_overflow(unit)
             return
         flat = self._states.transit[op.transit][: unit.padded]
         flat = self._to_send(unit, op, flat)
-        unit.reduce(self._network, flat)
+        unit.reduce(self.network, flat)
         if op.place == 0:
             unit.shard = self._states.new_shard(unit)
         assert unit.shard is not None
@@ -99,8 +99,8 @@ class StateOps:
         place, count = unit.place, len(unit.holders)
         for bucket in buckets.filled():
             flat = self._to_send(unit, op, bucket.filled(count), bucket.spans)
-            self._network.reduce(flat, flat.view(count, -1)[place], unit.holders)
-            self._network.gather(Lane.REDUCE, flat, unit.holders)
+            self.network.reduce(flat, flat.view(count, -1)[place], unit.holders)
+            self.network.gather(Lane.REDUCE, flat, unit.holders)
             bucket.add_to(unit.shard, owned, flat, first=first)
         if op.place == unit.local.micro_batches - 1:
             self._agree_on_overflow(unit)
@@ -122,7 +122,7 @@ class StateOps:
             return
         flags = torch.zeros(len(unit.holders), device=self._states.device)
         flags[unit.place] = float(not all(map(is_finite, self._sums(unit))))
-        self._network.gather(Lane.REDUCE, flags, unit.holders)
+        self.network.gather(Lane.REDUCE, flags, unit.holders)
         unit.overflowed = bool(flags.any())
 
     def tie_sync(self, op: LocalOp, step: int) -> None:
@@ -132,7 +132,7 @@ class StateOps:
             self._narrow(last)
             add_here(tied_gradients(unit), tied_gradients(last))
         else:
-            self._network.add_copies(tied_gradients(unit))
+            self.network.add_copies(tied_gradients(unit))
 
     def average_weights(self, op: LocalOp, step: int) -> None:
         """Master weights become their mean over the replicas, in local SGD the optimizer's states
@@ -161,7 +161,7 @@ class StateOps:
             self.average(unit, copy)
             return
         if self._states.wire.averages is not None:
-            unit.average_learnt(self._network, self._states.wire.averages, copy)
+            unit.average_learnt(self.network, self._states.wire.averages, copy)
         else:
             sent = unit.outer.sent(copy)
             self.average(unit, sent)
@@ -172,12 +172,12 @@ class StateOps:
         """A unit's flat tensor becomes its mean over the replicas, or sites: each share is added up
         in their order by its owner, so all have the same bits."""
         if unit.across is not None:
-            unit.average(self._network, buffer)
+            unit.average(self.network, buffer)
             return
-        unit.reduce(self._network, buffer)
+        unit.reduce(self.network, buffer)
         for share in unit.shares:
             buffer[share] /= unit.replicas
-        unit.gather(self._network, Lane.REDUCE, buffer)
+        unit.gather(self.network, Lane.REDUCE, buffer)
 
     def _narrow(self, unit: UnitState) -> Tensor:
         """A unit's gradient in the dtype in which it is sent."""
@@ -188,7 +188,7 @@ class StateOps:
     def clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
         squares = torch.stack([self._square_of(unit) for unit in self._states.units]).cpu()
-        total = self._network.combine(Lane.UPDATE, squares, summed)
+        total = self.network.combine(Lane.UPDATE, squares, summed)
         self.gradient_norm[step] = self.clipping.settle(step, float(total))
 
     def _square_of(self, unit: UnitState) -> Tensor:
@@ -230,11 +230,11 @@ class StateOps:
     def mirror_gradient(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         (own,) = self._sums(unit)
-        mirror_of(unit).swap(self._network, unit.holders, own)
+        mirror_of(unit).swap(self.network, unit.holders, own)
 
     def commit(self, op: LocalOp, step: int) -> None:
         """All ranks have come here: each gradient of the step is on two of them."""
-        self._network.combine(Lane.UPDATE, torch.zeros(1, dtype=torch.float64), summed)
+        self.network.combine(Lane.UPDATE, torch.zeros(1, dtype=torch.float64), summed)
 
     def mirror_update(self, op: LocalOp, step: int) -> None:
         mirror = mirror_of(self.unit(op))
@@ -320,7 +320,7 @@ class StateOps:
             for share, window in unit.windows:
                 view[share] = _of(unit.updated)[window]
             unit.updated = None
-        unit.gather_view(self._network, Lane.GATHER, _of(view))
+        unit.gather_view(self.network, Lane.GATHER, _of(view))
 
     def gather(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
@@ -336,10 +336,10 @@ class StateOps:
             trained = slot[: unit.padded]
             for share, window in unit.windows:
                 trained[share] = own[window]
-            unit.gather_view(self._network, Lane.GATHER, trained)
+            unit.gather_view(self.network, Lane.GATHER, trained)
         if unit.frozen_share is not None:
             frozen = unit.frozen_share.buffer(slot[unit.padded : unit.gathered_elements])
-            unit.frozen_share.gather(self._network, frozen, unit.by.gathers)
+            unit.frozen_share.gather(self.network, frozen, unit.by.gathers)
 
     def save(self, op: LocalOp, step: int) -> None:
         if not self.saves_later(step):

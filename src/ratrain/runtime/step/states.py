@@ -80,6 +80,8 @@ class RankStates:
                 for number, state in enumerate(part.states):
                     if isinstance(state, Plain):  # others have no one tensor
                         yield state.tensor, f"optimizer state {number} of unit {unit.name}"
+            for held in (unit.beside, *(part.beside for part in unit.parts)):
+                yield from ((e.values(), f"{name} of unit {unit.name}") for name, e in held.items())
             yield unit.view, f"view of unit {unit.name}"
             yield unit.shard_view, f"shard of the view of unit {unit.name}"
         for family, slots in (("transit", self.transit), ("gathered", self.gathered)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from ratrain.cost.algorithms import DIRECT
+from ratrain.describe.optimizers import Held
+from ratrain.describe.saved import RESIDUAL
 from ratrain.models.division import Division
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
@@ -72,7 +74,7 @@ class UnitState:
     slots: Slots | None = None  # where the unit is shared at different tensor degrees
     view: Tensor | None = None  # levels 0 to 2
     shard_view: Tensor | None = None  # level 3: of the shares, one after another
-    residual: Residual | None = None  # what rounding took away from the gradient last sent
+    beside: Mapping[str, Held] = field(default_factory=dict[str, Held])  # entries of all of it
     by: Collectives = DIRECTLY
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
     dtypes: tuple[torch.dtype, ...] = ()  # of the holders' views; (): all have this rank's
@@ -88,6 +90,12 @@ class UnitState:
     def trained(self) -> bool:
         """Whether anything of it is updated: else it has no gradient."""
         return self.unit.layout.size > 0
+
+    @property
+    def residual(self) -> Residual | None:
+        """What rounding took away from the gradient last sent."""
+        held = self.beside.get(RESIDUAL)
+        return held if isinstance(held, Residual) else None
 
     @property
     def gathered_elements(self) -> int:

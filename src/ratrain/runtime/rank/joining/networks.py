@@ -27,7 +27,7 @@ def network_of(
 ) -> tuple[Network, Links]:
     """A program's network, for tensors of a device, and the connections of `more` needs. All ranks
     call this together. `hosts`, by world rank: the number of its host."""
-    routes = routes_of(program.setup, seats)
+    routes = routes_of(program, seats)
     pinned = device.kind == "cuda"
     network, others = connected(
         seats, seat, routes, joined, timeout_s, hosts, more, readable=not pinned

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ratrain.program.kind import Kind, Lane
+from ratrain.program.kind import Kind, Lane, Partners
 from ratrain.program.setup import Setup
 from ratrain.runtime.run_files import read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -24,7 +24,6 @@ from ratrain.timeline.timeline import Span, Timeline, write_timeline
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)(@\d+)?")
 _UNIT = re.compile(r"(\d+)(?:\.(\d+))?(.+)")
 _TIE = Kind.TieSync.name
-_COLLECTIVES = (Lane.REDUCE.word, Lane.GATHER.word, Lane.AVERAGE.word)
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,7 @@ class _Partners:
 
     def __init__(self, setup: Setup, seats: Seats) -> None:
         self._setup, self._seats = setup, seats
+        self._collectives = {k.lane.word: k.partners for k in Kind if k.is_collective}
         self._unit_names = [
             {
                 (number, unit): name
@@ -100,7 +100,7 @@ class _Partners:
         unit's name; a sum of tied copies has another word at each end."""
         if op.word.partition("@")[0].endswith(_TIE):
             return _TIE
-        unit = self._unit_of(op) if op.lane in _COLLECTIVES else None
+        unit = self._unit_of(op) if op.lane in self._collectives else None
         return " ".join(unit) if unit else op.word
 
     def of(self, op: _Ran) -> tuple[str, Sequence[int]]:
@@ -117,11 +117,11 @@ class _Partners:
             return shared, [seat.world_rank, *peers_at_other_end(self._seats, seat)]
         if op.lane == Lane.TENSOR.word:
             return shared, self._seats.tensor_group(seat.pipeline, seat.data)
-        unit = self._unit_of(op) if op.lane in _COLLECTIVES else None
+        unit = self._unit_of(op) if op.lane in self._collectives else None
         if unit is None:
             return shared, [seat.world_rank]
         holders = self._holders[tensor][unit[0]]
-        if op.lane == Lane.AVERAGE.word:
+        if self._collectives[op.lane] is Partners.HOLDERS:
             return shared, holders
         here = at_sites(self._setup, self._seats, holders)
         return shared, next(site for site in here if seat.world_rank in site)

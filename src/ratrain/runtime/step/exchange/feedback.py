@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ratrain.cost.scratch import RESIDUAL_ELEMENTS
+from ratrain.describe.optimizers import Plain
 from ratrain.runtime.step.exchange.buckets import Span
 from ratrain.runtime.step.exchange.narrowing import narrowed
 
@@ -31,6 +32,15 @@ class Residual:
 
     kept: Tensor
     following: Tensor | None = None
+
+    def __getitem__(self, run: slice) -> Plain:
+        return Plain(self.kept[run])
+
+    def values(self) -> Tensor:
+        return self.kept
+
+    def take(self, values: Tensor) -> None:
+        self.kept.copy_(values)
 
     def narrowed(
         self,

@@ -7,10 +7,13 @@ between two ranks has a connection of its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 
-from ratrain.program.kind import Lane
+import numpy as np
+
+from ratrain.program.kind import Kind, Lane, Partners
+from ratrain.program.program import Program
 from ratrain.program.setup import Setup
 from ratrain.runtime.seats import Holders, Seat, Seats, at_sites, holders_of
 from ratrain.runtime.step.exchange.cells import gathers_from, peers_at, peers_at_other_end
@@ -44,20 +47,31 @@ class Routes:
 
     hops: Hops
     groups: tuple[Holders, ...]  # ranks that reduce together: each group once, in model order
-    averaging: tuple[Holders, ...] = ()  # those that average weights, where sites do
+    further: Mapping[Lane, tuple[Holders, ...]] = field(  # of other lanes
+        default_factory=dict[Lane, tuple[Holders, ...]]
+    )
     tied: bool = False  # the ends of each replica add up their copies of a matrix
     divides_rows: bool = False  # each rank of a tensor group sends its own tokens alone
 
 
-def routes_of(setup: Setup, seats: Seats) -> Routes:
-    """The `Routes` of a program."""
+def routes_of(program: Program, seats: Seats) -> Routes:
+    """The `Routes` of a program. Weights that replicas average, and not sites, go where gradients
+    would."""
+    setup = program.setup
     by_unit = [holders_of(setup, seats, tensor) for tensor in range(seats.tensor)]
     held = dict.fromkeys(
         by_name[name] for name in by_unit[0] for by_name in by_unit if name in by_name
     )
     groups = dict.fromkeys(site for held in held for site in at_sites(setup, seats, held))
-    averaging = tuple(held) if setup.averages and setup.sites else ()
-    return Routes(hops_of(setup), tuple(groups), averaging, setup.tied, setup.sequence_parallel)
+    among = {Partners.PEERS: tuple(groups), Partners.HOLDERS: tuple(held)}
+    kinds = [Kind(number) for number in np.unique(program.table.kind).tolist()]
+    further: dict[Lane, tuple[Holders, ...]] = {}
+    for kind in kinds:
+        if kind.is_collective and (setup.sites or kind.lane is not Lane.AVERAGE):
+            further[kind.lane] = (*further.get(kind.lane, ()), *among[kind.partners])
+    return Routes(
+        hops_of(setup), among[Partners.PEERS], further, setup.tied, setup.sequence_parallel
+    )
 
 
 def message_channel(lane: Lane, sender: int) -> str:
@@ -71,6 +85,11 @@ def parts_channel(lane: Lane) -> str:
     return f"parts of {'activations' if lane in (Lane.SEND_F, Lane.RECV_F) else 'gradients'}"
 
 
+def lane_channel(lane: Lane) -> str:
+    """Of a lane's collectives, whoever has declared it."""
+    return f"{lane.word} among holders"
+
+
 def word_needs(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
     """What each of our networks needs: messages to and from other stages, broadcasts to all
     ranks."""
@@ -80,16 +99,12 @@ def word_needs(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
 def all_needs(seats: Seats, seat: Seat, routes: Routes) -> list[Need]:
     """What the network over sockets needs, for tensors too."""
     rank = seat.world_rank
-    data, averaging = (
-        _others(sorted({peer for group in groups if rank in group for peer in group}), rank)
-        for groups in (routes.groups, routes.averaging)
-    )
+    lanes = {Lane.REDUCE: routes.groups, Lane.GATHER: routes.groups, **routes.further}
     group = _others(seats.tensor_group(seat.pipeline, seat.data), rank)
     copies = peers_at_other_end(seats, seat) if routes.tied else []
     return [
         *word_needs(seats, seat, routes.hops),
-        *((peer, lane.word) for peer in data for lane in (Lane.REDUCE, Lane.GATHER)),
-        *((peer, Lane.AVERAGE.word) for peer in averaging),
+        *((peer, lane_channel(lane)) for lane, of in lanes.items() for peer in _beside(rank, of)),
         *((peer, name) for peer in group for name in TENSOR.values()),
         *((peer, name) for peer in group for name in _parts(seats, seat, routes)),
         *((peer, COPIES) for peer in copies),
@@ -133,6 +148,11 @@ def _broadcasts(seats: Seats, seat: Seat) -> list[Need]:
     """Rank 0 with all others."""
     peers = range(1, seats.world_size) if seat.world_rank == 0 else range(1)
     return [(peer, name) for peer in peers for name in BROADCASTS.values()]
+
+
+def _beside(rank: int, groups: Iterable[Holders]) -> list[int]:
+    """The others of a rank's groups."""
+    return _others(sorted({peer for group in groups if rank in group for peer in group}), rank)
 
 
 def _others(ranks: Iterable[int], rank: int) -> list[int]:

@@ -38,6 +38,7 @@ from ratrain.runtime.step.network.links import (
     COPIES,
     TENSOR,
     Links,
+    lane_channel,
     message_channel,
     parts_channel,
 )
@@ -124,9 +125,9 @@ class SocketNetwork:
     ) -> None:
         exchange, place = self._exchange(holders, by), self._place_among(holders)
         if exchange.rounds > 1:
-            reduce_by(exchange, place, flat, out, self._swap(holders, lane.word))
+            reduce_by(exchange, place, flat, out, self._swap(holders, lane_channel(lane)))
         else:
-            self._reduce_directly(flat, out, holders, lane.word)
+            self._reduce_directly(flat, out, holders, lane_channel(lane))
 
     def _reduce_directly(self, flat: Tensor, out: Tensor, holders: Holders, name: str) -> None:
         """The other holders' parts leave as fast as their owners take them, while the own one
@@ -153,9 +154,9 @@ class SocketNetwork:
     def gather(self, lane: Lane, flat: Tensor, holders: Holders, by: str = DIRECT) -> None:
         exchange, place = self._exchange(holders, by), self._place_among(holders)
         if exchange.rounds > 1:
-            gather_by(exchange, place, flat, self._swap(holders, lane.word))
+            gather_by(exchange, place, flat, self._swap(holders, lane_channel(lane)))
             return
-        links = self._links_to(holders, lane.word)
+        links = self._links_to(holders, lane_channel(lane))
         parts = [bytes_of(part) for part in flat.view(len(holders), -1)]
         landing = [
             Landing(link, part) for link, part in zip(links, _all_but(place, parts), strict=True)
@@ -165,14 +166,14 @@ class SocketNetwork:
     def gather_unlike(self, lane: Lane, view: UnlikeView, by: str = DIRECT) -> None:
         exchange = self._exchange(view.holders, by)
         if exchange.rounds > 1:
-            gather_unlike_by(exchange, view, self._swap(view.holders, lane.word))
+            gather_unlike_by(exchange, view, self._swap(view.holders, lane_channel(lane)))
         else:
             self._gather_unlike_directly(lane, view)
 
     def _gather_unlike_directly(self, lane: Lane, view: UnlikeView) -> None:
         """Whole parts go at once, as in a gather; what a peer is sent rounded is made while it
         leaves, so that no link waits for the other end to have a piece."""
-        links = {peer: self._links[view.holders[peer], lane.word] for peer in view.others}
+        links = {peer: self._links[view.holders[peer], lane_channel(lane)] for peer in view.others}
         rooms = sum(view.lying(view.dtypes[peer]) is None for peer in view.others)
         leaving = [
             _leaving(links[peer], view, view.dtypes[peer], rounded_elements(rooms))
@@ -181,7 +182,7 @@ class SocketNetwork:
         move(leaving, [Landing(links[peer], bytes_of(view.parts[peer])) for peer in view.others])
 
     def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:
-        self._swap(holders, lane.word)(leaving, landing)
+        self._swap(holders, lane_channel(lane))(leaving, landing)
 
     def add_copies(self, copies: Sequence[Copy]) -> None:
         for part, gradient in copies:
