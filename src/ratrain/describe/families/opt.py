@@ -30,7 +30,6 @@ class _Opt:
     activation_function: Activation = "relu"
     word_embed_proj_dim: Width | None = None
     do_layer_norm_before: bool = True
-    _remove_final_layer_norm: bool = False
     layer_norm_elementwise_affine: bool = True
     enable_bias: bool = True
     tie_word_embeddings: bool = True
@@ -40,7 +39,11 @@ def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
     read = load(_Opt, config, place, strict=False)
     for key, is_so, what in (
         ("do_layer_norm_before", not read.do_layer_norm_before, "norms behind its residuals"),
-        ("_remove_final_layer_norm", read._remove_final_layer_norm, "no norm before its head"),
+        (
+            "_remove_final_layer_norm",
+            bool(config.get("_remove_final_layer_norm")),
+            "no norm before its head",
+        ),
         ("layer_norm_elementwise_affine", not read.layer_norm_elementwise_affine, "bare norms"),
         (
             "word_embed_proj_dim",
