@@ -1,5 +1,5 @@
-"""GLM-4: LLaMA with biases on queries, keys and values, packed matrices, and half of each head rotated
-in pairs of neighbours."""
+"""GLM-4: LLaMA with biases on queries, keys and values, packed matrices, and half of each head
+rotated in pairs of neighbours."""
 
 from __future__ import annotations
 
