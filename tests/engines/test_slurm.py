@@ -135,13 +135,20 @@ def test_a_job_that_is_stopped_has_saved_and_is_queued_again_for_the_time_limit_
     assert max(checkpoint.step for checkpoint in listed(run.checkpoints)) == steps_done(run)
 
 
-def test_a_killed_rank_comes_back_inside_the_job(slurm: Slurm, tmp_path: Path) -> None:
-    job_file = write_job(tmp_path, steps=5000, sequences=16, every=5)
+@pytest.mark.parametrize(
+    ("disks", "said"),
+    [("shared", "start 2 of 4"), ("per-host", "starting them again (1 of 3)")],
+    ids=["a step for each node", "one step"],
+)
+def test_a_killed_rank_comes_back_inside_the_job(
+    slurm: Slurm, tmp_path: Path, disks: str, said: str
+) -> None:
+    job_file = write_job(tmp_path, steps=5000, sequences=16, every=5, disks=disks)
     run = prepared(job_file, tmp_path / "run")
     submitted(slurm, run.path)
     wait_until(lambda: steps_done(run) > 8, "a checkpoint")
     os.kill(rank_processes(run)[2], signal.SIGKILL)
-    wait_until(lambda: "starting them again (1 of 3)" in text_of(run), "the ranks' end")
+    wait_until(lambda: said in text_of(run), "the ranks' end")
     done = steps_done(run)
     wait_until(lambda: steps_done(run) > done, "a new step")
 
