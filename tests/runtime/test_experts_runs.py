@@ -43,7 +43,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "in a tensor group": {"tensor": 2},
     "in one that divides sequences": {"tensor": 2, "sequence_parallel": True},
     "in stages of unlike degrees": {"unlike": (Unlike((2, 2), 8, tensor=(1, 2)),)},
-    "with two stages a rank": {"name": "interleaved", "pipeline": 2, "virtual": 2},
     "breadth first, gathered once": {"name": "pe-zero", "pipeline": 2, "data": 2},
     "layer by layer": {
         "name": "ratrain",
@@ -61,10 +60,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "spilled": {
         **{"name": "ratrain", "skeleton": "gpipe", "pipeline": 2, "data": 2},
         **{"recovery": "spill", "activation_tier": "host"},
-    },
-    "with weights and their states on disk": {
-        **{"name": "ratrain", "pipeline": 2, "data": 2},
-        **dict.fromkeys(("optimizer_tier", "view_tier"), "disk"),
     },
     "joining micro-batches": {"pipeline": 2, "joined": (2, 1)},
     "in unlike replicas": {
