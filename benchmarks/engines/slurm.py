@@ -1,17 +1,20 @@
 """Runs under a real Slurm of four nodes on this machine (root; apt: slurm-wlm, munge), in seconds.
 
-    python benchmarks/engines/slurm.py [--preemptions 20] [--starts 3] [--kills 3]
+    python benchmarks/engines/slurm.py [--preemptions 20] [--starts 3] [--kills 3] [--losses 3]
 
 - from `srun` to the first step's line of metrics;
 - preemptions of one run: from the moment the preempting job is submitted until no rank is left,
   steps lost, and whether the losses are, bit by bit, those of an undisturbed run;
 - from the kill of a rank inside a job to the first new step;
+- a node that is lost, of a planned job and of one with a [layout]: until the first new step, until
+  Slurm drops the node, and from then to the next step;
 - a het job whose groups were swapped in the script: on which kinds its ranks are.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import signal
 import statistics
@@ -24,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "engines"), str(ROOT / "src")]
 
 from engine_jobs import (  # noqa: E402
+    LAYOUT,
     losses,
     prepared,
     rank_processes,
@@ -43,9 +47,11 @@ def main() -> None:
     parser.add_argument("--preemptions", type=int, default=20)
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--losses", type=int, default=3)
     options = parser.parse_args()
     if missing():
         sys.exit(missing())
+    compileall.compile_dir(ROOT / "src", quiet=1)  # as an installation does
     with tempfile.TemporaryDirectory(prefix="ratrain-slurm-") as folder:
         Path(folder).chmod(0o755)
         (Path(folder) / "rig").mkdir()
@@ -58,9 +64,10 @@ def main() -> None:
             kills(slurm, Path(folder) / "kills", options.kills)
             swapped(slurm, Path(folder) / "swapped")
             preemptions(slurm, Path(folder) / "preempted", options.preemptions)
-            print(f"load average {os.getloadavg()[0]:.1f}")
         finally:
             slurm.close()
+        lost_nodes(Path(folder) / "losses", options.losses)
+        print(f"load average {os.getloadavg()[0]:.1f}")
 
 
 def starts(slurm: Slurm, folder: Path, count: int) -> None:
@@ -89,6 +96,46 @@ def kills(slurm: Slurm, folder: Path, count: int) -> None:
         wait_until(lambda done=done: steps_done(run) > done + 8, "a checkpoint")
     slurm.run("scancel", job)
     slurm.clear()
+
+
+def lost_nodes(folder: Path, count: int) -> None:
+    rig = folder / "rig"
+    rig.mkdir(parents=True)
+    slurm = Slurm(rig, node_timeout_s=10)
+    cases = [("planned", ""), ("with a [layout]", LAYOUT)] * count
+    try:
+        for number, (words, layout) in enumerate(cases):
+            where = folder / str(number)
+            job_file = write_job(where, steps=5000, every=10, kinds=("any",), layout=layout)
+            run = prepared(job_file, where / "run")
+            lost_node(slurm, run, words)
+            slurm.clear()
+    finally:
+        slurm.close()
+
+
+def lost_node(slurm: Slurm, run: RunFolder, words: str) -> None:
+    job = submitted(slurm, run)
+    wait_until(lambda: steps_done(run) > 12, "a checkpoint")
+    slurm.lose("n4")
+    began_s = time.monotonic()
+    try:
+        wait_until(lambda: run.read_spec().episode > 0, "another program")
+        first = len(run.read_metrics())
+        wait_until(lambda: steps_done(run) > first, "a step without the node")
+        back_s = time.monotonic() - began_s
+        wait_until(lambda: "n4" not in slurm.nodes_of(job), "Slurm to drop the node")
+        dropped_s, done = time.monotonic() - began_s, steps_done(run)
+        wait_until(lambda: steps_done(run) > done, "a step after that")
+        after_s = time.monotonic() - began_s - dropped_s
+    finally:
+        slurm.bring_back("n4")
+    print(
+        f"a node lost, {words}: first new step {back_s:.1f}, dropped by Slurm after "
+        f"{dropped_s:.1f}, next step {after_s:.2f} behind that; ranks left "
+        f"{run.read_spec().seats.world_size}",
+        flush=True,
+    )
 
 
 def swapped(slurm: Slurm, folder: Path) -> None:

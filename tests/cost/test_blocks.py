@@ -38,6 +38,19 @@ def test_the_paper_s_models(
     assert act.checkpoint_bytes(model, 2048) == 2 * 2048 * model.hidden
 
 
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("qwen3-8b", 8_190_735_360),
+        ("gemma-3-1b", 999_885_952),
+        ("smollm3-3b", 3_075_098_624),
+        ("glm-4-9b-0414", 9_400_279_040),
+    ],
+)
+def test_presets_have_as_many_parameters_as_their_published_files(name: str, params: int) -> None:
+    assert total_params(model_preset(name)) == params
+
+
 def test_gpt3_has_174_6_billion_parameters_with_its_tied_head_once() -> None:
     model = model_preset("gpt3-175b")
     assert total_params(model) / 1e9 == pytest.approx(174.6, abs=0.05)

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ratrain.describe.cluster import ClusterSpec, Device, HostKind, Link
+from ratrain.describe.job import JobSpec
 from ratrain.describe.presets import cluster_preset
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
@@ -85,11 +86,8 @@ def test_a_host_that_is_not_there_is_named_with_those_that_are() -> None:
         cluster.without(("oak-1", "oak-2"))
 
 
-@pytest.mark.parametrize(("asked", "left"), [(4, 3), (3, 3), (2, 2)])
-def test_a_job_without_a_host_takes_as_many_devices_as_are_left(
-    tmp_path: Path, asked: int, left: int
-) -> None:
-    job = tmp_path / "job.toml"
+def job_without_a_host(folder: Path, asked: int, layout: str = "") -> JobSpec:
+    job = folder / "job.toml"
     clusters = Path(__file__).parents[2] / "examples" / "clusters"
     job.write_text(f'''
 [model]
@@ -101,7 +99,32 @@ devices = {asked}
 without = ["here-2"]
 [batch]
 sequences = 4
+{layout}
 [schedule]
 dtype = "fp32"
 ''')
-    assert load_job(job).cluster.devices == left
+    return load_job(job)
+
+
+@pytest.mark.parametrize(("asked", "left"), [(4, 3), (3, 3), (2, 2)])
+def test_a_job_without_a_host_takes_as_many_devices_as_are_left(
+    tmp_path: Path, asked: int, left: int
+) -> None:
+    assert job_without_a_host(tmp_path, asked).cluster.devices == left
+
+
+def test_a_layout_for_devices_that_are_left_out_is_left_to_the_planner_and_says_so(
+    tmp_path: Path,
+) -> None:
+    job = job_without_a_host(tmp_path, 4, "[layout]\npipeline = 2\ndata = 2")
+    assert job.layout is None
+    assert job.unused == ("[layout] changes nothing here: it is for 4 devices, 3 are left",)
+
+
+def test_a_layout_for_the_devices_that_are_left_is_kept_and_another_is_refused(
+    tmp_path: Path,
+) -> None:
+    kept = job_without_a_host(tmp_path, 4, "[layout]\npipeline = 3")
+    assert kept.layout is not None and kept.layout.pipeline == 3 and not kept.unused
+    with pytest.raises(SpecError, match="= 2 devices, but the job has 3"):
+        job_without_a_host(tmp_path, 4, "[layout]\npipeline = 2")

@@ -20,6 +20,8 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from ratrain.engines.host_lists import hosts
+
 NODES = ("n1", "n2", "n3", "n4")
 HEAD = "head"
 NETWORK = "10.98.77"
@@ -158,6 +160,11 @@ class Slurm(Hosts):
 
     def state(self, number: str) -> str:
         return self.job(number).get("JobState", "")
+
+    def nodes_of(self, number: str) -> list[str]:
+        """Of a job, those of all components of a het job."""
+        told = self.run("squeue", "-h", "-j", number, "-o", "%N").stdout
+        return [name for line in told.split() for name in hosts(line)]
 
     def wait_state(self, number: str, *states: str, timeout_s: float = 90) -> str:
         """Waits for a job to be in one of the states."""

@@ -10,6 +10,8 @@ import pytest
 from engine_jobs import losses, prepared, ratrain, write_job
 from slurm_rig import Hosts, missing_hosts
 
+from ratrain.runtime.attempts import attempts
+
 WHY = missing_hosts() or (
     "" if shutil.which("mpirun") else "mpirun is not installed (apt: openmpi-bin)"
 )
@@ -40,3 +42,5 @@ def test_mpirun_trains_without_a_variable(hosts: Hosts, tmp_path: Path) -> None:
     ended = hosts.run(*mpirun, "-x", "PYTHONPATH", *ratrain("rank", run.path))
     assert len(losses(run)) == 3
     assert "4 ranks on 2 hosts: 0-1 on n1, 2-3 on n2" in ended.stderr
+    (start,) = attempts(run)
+    assert start.first_step == 0 and start.versions["torch"]

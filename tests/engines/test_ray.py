@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from engine_jobs import losses, prepared, rank_processes, ratrain, steps_done, wait_until, write_job
+from ray_rig import ENVIRONMENT, RAY, ray_of_two
 
 import ratrain as ratrain_package
 from ratrain.errors import SpecError
@@ -28,47 +27,10 @@ pytestmark = [
 ]
 
 
-RAY = (sys.executable, "-m", "ray.scripts.scripts")
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_agent_register_timeout_ms": "120000"}
-
-
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
-    """A head whose node is `new`, and a node `old`, which end with the test."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = 20_000 + free.getsockname()[1] % 10_000
-    folder = Path("/tmp") / f"ray-{os.getpid()}"  # names of its sockets must be short
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # a token that Ray has left here would be asked for
-    environment = {**os.environ, **ENVIRONMENT}
-    common = ["--num-cpus", "2", "--object-store-memory", "80000000", "--block"]
-    head = ["--head", "--port", str(port), "--temp-dir", str(folder), "--include-dashboard=false"]
-    node = ["--address", f"127.0.0.1:{port}"]
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for words, kind in ((head, "new"), (node, "old")):
-            command = [*RAY, "start", *words, *common]
-            log = (tmp_path_factory.mktemp("ray") / "out").open("wb")
-            started.append(
-                subprocess.Popen(
-                    [*command, "--labels", f"kind={kind}"],
-                    env=environment,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-            time.sleep(1)
-            wait_until(lambda: answers(port), "Ray")
-        yield f"127.0.0.1:{port}"
-    finally:
-        for process in reversed(started):
-            process.terminate()
-        for process in started:
-            process.wait(60)
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    with ray_of_two(tmp_path_factory.mktemp("ray")) as address:
+        yield address
 
 
 def test_a_run_has_its_kinds_is_stopped_resumes_and_outlives_a_killed_rank(

@@ -9,11 +9,19 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from engine_jobs import losses, prepared, rank_processes, ratrain, steps_done, wait_until, write_job
+from engine_jobs import (
+    LAYOUT,
+    losses,
+    prepared,
+    rank_processes,
+    ratrain,
+    steps_done,
+    wait_until,
+    write_job,
+)
 from slurm_rig import NODES, Slurm, missing
 
 from ratrain.checkpoint.listing import listed
-from ratrain.engines.host_lists import hosts
 from ratrain.runtime.run_folder import RunFolder
 
 pytestmark = [
@@ -127,13 +135,20 @@ def test_a_job_that_is_stopped_has_saved_and_is_queued_again_for_the_time_limit_
     assert max(checkpoint.step for checkpoint in listed(run.checkpoints)) == steps_done(run)
 
 
-def test_a_killed_rank_comes_back_inside_the_job(slurm: Slurm, tmp_path: Path) -> None:
-    job_file = write_job(tmp_path, steps=5000, sequences=16, every=5)
+@pytest.mark.parametrize(
+    ("disks", "said"),
+    [("shared", "start 2 of 4"), ("per-host", "starting them again (1 of 3)")],
+    ids=["a step for each node", "one step"],
+)
+def test_a_killed_rank_comes_back_inside_the_job(
+    slurm: Slurm, tmp_path: Path, disks: str, said: str
+) -> None:
+    job_file = write_job(tmp_path, steps=5000, sequences=16, every=5, disks=disks)
     run = prepared(job_file, tmp_path / "run")
     submitted(slurm, run.path)
     wait_until(lambda: steps_done(run) > 8, "a checkpoint")
     os.kill(rank_processes(run)[2], signal.SIGKILL)
-    wait_until(lambda: "starting them again (1 of 3)" in text_of(run), "the ranks' end")
+    wait_until(lambda: said in text_of(run), "the ranks' end")
     done = steps_done(run)
     wait_until(lambda: steps_done(run) > done, "a new step")
 
@@ -146,12 +161,16 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Generator[Slurm]:
     started.close()
 
 
-@pytest.mark.parametrize("kinds", [("any",), ("new", "old")], ids=["nodes", "a het job"])
+@pytest.mark.parametrize(
+    ("kinds", "layout"),
+    [(("any",), ""), (("new", "old"), ""), (("any",), LAYOUT)],
+    ids=["nodes", "a het job", "a layout"],
+)
 def test_a_run_goes_on_without_a_node_that_is_lost_and_saves_when_it_is_preempted(
-    losing: Slurm, tmp_path: Path, kinds: tuple[str, ...]
+    losing: Slurm, tmp_path: Path, kinds: tuple[str, ...], layout: str
 ) -> None:
     """Before Slurm misses the node; and in the same job after that."""
-    job_file = write_job(tmp_path, steps=5000, sequences=16, every=10, kinds=kinds, layout="")
+    job_file = write_job(tmp_path, steps=5000, sequences=16, every=10, kinds=kinds, layout=layout)
     run = prepared(job_file, tmp_path / "run")
     job = submitted(losing, run.path)
     wait_until(lambda: steps_done(run) > 12, "a checkpoint")
@@ -160,22 +179,17 @@ def test_a_run_goes_on_without_a_node_that_is_lost_and_saves_when_it_is_preempte
     try:
         wait_until(lambda: steps_done(run) > done + 2, "steps without the node")
         assert run.read_spec().seats.world_size == 3
-        wait_until(lambda: "n4" not in nodes_of(losing, job), "Slurm to miss the node")
+        wait_until(lambda: "n4" not in losing.nodes_of(job), "Slurm to miss the node")
         done = steps_done(run)
         wait_until(lambda: steps_done(run) > done + 2, "steps after that")
         assert losing.state(job) == "RUNNING" and losing.job(job)["Restarts"] == "0"
+        assert ("[layout] is for 4 devices, of which 3 are left" in text_of(run)) == bool(layout)
     finally:
         losing.bring_back("n4")
     losing.run("scancel", "--signal=TERM", job)  # what preemption sends
     losing.wait_state(job, "PENDING")
     assert max(checkpoint.step for checkpoint in listed(run.checkpoints)) == steps_counted(run)
     losing.clear()
-
-
-def nodes_of(slurm: Slurm, job: str) -> list[str]:
-    """Of a job, those of all components of a het job."""
-    told = slurm.run("squeue", "-h", "-j", job, "-o", "%N").stdout
-    return [name for line in told.split() for name in hosts(line)]
 
 
 def steps_counted(run: RunFolder) -> int:

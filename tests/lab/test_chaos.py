@@ -18,15 +18,13 @@ HOSTS = ("birch", "oak", "pine")
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 
 
-def job_of(folder: Path, *, layout: bool = False) -> Path:
+def job_of(folder: Path) -> Path:
     """A job for four hosts of one device each, with many steps."""
     job = write_job(folder, steps=100_000, pipeline=1)
     text = job.read_text().replace('"cpu-lab"', f'"{CLUSTERS / "two-sites-lab.toml"}"')
     text = text.replace("devices = 2", "devices = 4").replace("data = 2", "data = 4")
-    if not layout:
-        head, _, tail = text.partition("[layout]")
-        text = head + "[schedule]" + tail.partition("[schedule]")[2]
-    job.write_text(text)
+    head, _, tail = text.partition("[layout]")
+    job.write_text(head + "[schedule]" + tail.partition("[schedule]")[2])
     return job
 
 
@@ -53,7 +51,6 @@ def test_every_kind_and_host_is_drawn_and_times_lie_around_their_means() -> None
         (["--faults", "kil"], 'did you mean "kill"?'),
         (["--faults", ","], "no kind of fault"),
         (["--set", "cluster.devices=2"], "devices = 1"),
-        (["--set", "layout.pipeline=1", "--set", "layout.data=4"], "remove it"),
     ],
 )
 def test_what_cannot_be_lost_one_by_one_is_refused_with_what_to_do(

@@ -60,6 +60,8 @@ NOT_SUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "norms": ("stablelm", {"qk_layernorm": True}, "a norm of its own for each head"),
     "one norm": ("stablelm", {"use_parallel_residual": True}, "behind one norm"),
     "rotates": ("smollm3", {"no_rope_layers": [1]}, "1 entries for 3 layers"),
+    "a narrow embedding": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 16}, "narrower"),
+    "norms behind": ("opt", {"ffn_dim": 48, "do_layer_norm_before": False}, "behind its residuals"),
     "types": ("exaone4", {"sliding_window": 9}, "a window without the types of layers"),
     "too few": ("mixtral", {"num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
 }

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.program.kind import Lane
-from ratrain.runtime.run.facts import begin_attempt
+from ratrain.runtime.attempts import begin_attempt
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, write_run
 from ratrain.runtime.run.reports.report import write_report
 from ratrain.runtime.run_folder import RunFolder

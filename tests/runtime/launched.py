@@ -26,7 +26,14 @@ GRACE_S = 15.0
 """How long a run may take to end once something has gone wrong."""
 
 
-def made(folder: Path, setting: Setting, *, calibrate: bool = False, run: str = "run") -> RunFolder:
+def made(
+    folder: Path,
+    setting: Setting,
+    *,
+    calibrate: bool = False,
+    run: str = "run",
+    threads: int | None = 1,
+) -> RunFolder:
     """A run's folder, ready to launch; its job and text lie beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     if not setting.files:
@@ -35,7 +42,7 @@ def made(folder: Path, setting: Setting, *, calibrate: bool = False, run: str = 
     job = write_job(folder, setting)
     request = RunRequest(
         job,
-        threads=1,
+        threads=threads,
         calibrate=calibrate,
         steps=setting.end_step,
         plan_path=write_plan(folder, setting),

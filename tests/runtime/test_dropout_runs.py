@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from crew import Crew
-from runs_made import Setting, write_job
+from runs_made import Setting
+from test_family_runs import keys_of
 from training import train
 
-from ratrain.errors import SpecError
-from ratrain.plan.layout.jobs import load_job
-
 DROPPING = (("dropout", 0.2),)
+PARALLEL = tuple(keys_of("gpt_neox").items())
 TWO = Setting(pipeline=2, data=2, steps=4, train=DROPPING)
 
 
@@ -30,13 +29,18 @@ TWO = Setting(pipeline=2, data=2, steps=4, train=DROPPING)
         {"pipeline": 4, "data": 1},
         {"pipeline": 1, "data": 4},
         {"pipeline": 1, "data": 1, "micro_batch": 4},
+        {"data": 1, "tensor": 2},
+        {"data": 1, "tensor": 2, "sequence_parallel": True, "micro_batch": 2},
+        {"data": 1, "tensor": 2, "sequence_parallel": True, "model": PARALLEL},
     ],
-    ids=lambda change: " ".join(f"{key}={value}" for key, value in change.items()),
+    ids=lambda change: " ".join(
+        f"{k}={'GPT-NeoX' if k == 'model' else v}" for k, v in change.items()
+    ),
 )
 def test_every_layout_drops_the_same(crew: Crew, tmp_path: Path, change: dict[str, Any]) -> None:
-    usual = train(crew, TWO, tmp_path / "usual")
+    usual = train(crew, replace(TWO, model=change.get("model", ())), tmp_path / "usual")
     changed = train(crew, replace(TWO, **change), tmp_path / "changed")
-    if {"pipeline", "data", "micro_batch"} & set(change):  # sums in another order
+    if {"pipeline", "data", "micro_batch", "tensor"} & set(change):  # sums in another order
         assert changed.loss_values == pytest.approx(usual.loss_values, rel=2e-6)
     else:
         assert not changed.differences(usual)
@@ -55,8 +59,3 @@ def test_dropout_changes_training_and_no_validation_of_the_first_weights(
     assert float.fromhex(dropping.validated[0][1]) == pytest.approx(
         float.fromhex(without.validated[0][1]), rel=1e-6
     )
-
-
-def test_dropout_in_a_tensor_group_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="tensor group"):
-        load_job(write_job(tmp_path, Setting(tensor=2, train=DROPPING)))

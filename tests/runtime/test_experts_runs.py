@@ -43,6 +43,25 @@ FORMS: dict[str, dict[str, Any]] = {
     "in a tensor group": {"tensor": 2},
     "in one that divides sequences": {"tensor": 2, "sequence_parallel": True},
     "in stages of unlike degrees": {"unlike": (Unlike((2, 2), 8, tensor=(1, 2)),)},
+    "breadth first, gathered once": {"name": "pe-zero", "pipeline": 2, "data": 2},
+    "layer by layer": {
+        "name": "ratrain",
+        "skeleton": "layer-major-4",
+        "pipeline": 2,
+        "sharding": 0,
+    },
+    "recovered ahead of backward": {
+        **{"name": "ratrain", "pipeline": 2, "data": 2},
+        **{"recovery": "everywhere", "accumulation": "sharded"},
+    },
+    "with stored scores, made again": {
+        **{"attention": "stored", "recovery": "selective", "pipeline": 2}
+    },
+    "spilled": {
+        **{"name": "ratrain", "skeleton": "gpipe", "pipeline": 2, "data": 2},
+        **{"recovery": "spill", "activation_tier": "host"},
+    },
+    "joining micro-batches": {"pipeline": 2, "joined": (2, 1)},
     "in unlike replicas": {
         "unlike": (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3)),
         "masked": True,
@@ -74,6 +93,26 @@ def test_experts_learn_what_one_process_learns(form: str, four: Crew, tmp_path: 
     alone = replace(ALONE, masked=bool(changes.get("masked")))
     assert_alike(result, train(four, alone, tmp_path / "alone"))
     assert_held(result)
+
+
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "alone": {},
+    "in stages and replicas": {"pipeline": 2, "data": 2, "sharding": 2},
+    "in stages of two ranks each": {"pipeline": 2, "tensor": 2, "recovery": "everywhere"},
+}
+
+
+@pytest.mark.parametrize("form", ELSEWHERE)
+def test_experts_that_a_tensor_group_saved_go_on_in_another_layout(
+    form: str, four: Crew, tmp_path: Path
+) -> None:
+    begun = replace(ALONE, tensor=2, data=2, sharding=1, steps=4, every=2, keep=4)
+    whole = train(four, begun, tmp_path / "whole", saves=True)
+    checkpoint = tmp_path / "whole" / "run" / "checkpoints" / "step-00000002"
+    other = replace(ALONE, steps=4, **ELSEWHERE[form])
+    went_on = train(four, other, tmp_path / "on", checkpoint=checkpoint)
+    assert went_on.loss_values == pytest.approx(whole.loss_values[2:], rel=1e-6)
+    assert_held(went_on)
 
 
 ON_8_BITS = replace(ALONE, train=(("lora", {"rank": 4, "base": "int8"}),))

@@ -65,7 +65,8 @@ def their_folder(name: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["gemma3", "gpt2", "gpt_neox", "mixtral"])
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", THEIRS)
 def test_a_folder_is_trained_resumed_and_written_as_transformers_loads_it(
     name: str, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,11 @@ from cli_runs import rank_processes, ratrain, start, steps_done, wait_until, wri
 from hosts import ADDRESS, NETWORK, network
 from test_stops import saved_behind_the_last_step
 
+from ratrain.checkpoint.listing import listed
 from ratrain.errors import SAVED_NOT_FINISHED
+from ratrain.runtime.attempts import attempts
 from ratrain.runtime.run.host_ranks import worst_status
+from ratrain.runtime.run_folder import RunFolder
 
 RSH = f"""#!/bin/sh
 # As ssh: words that a shell on the host of that name is to run, in a network of the hosts' own.
@@ -104,3 +108,11 @@ def test_hosts_are_started_from_one_asked_to_stop_and_stop_by_themselves_without
         _, err = launch.communicate(timeout=110)
         assert launch.returncode == 137 and "lost its connection" in err, err
         assert rank_processes(run) == []
+    folder = RunFolder(run)
+    newest = max(checkpoint.step for checkpoint in listed(folder.checkpoints))
+    folder.write_spec(replace(folder.read_spec(), end_step=newest + 3), folder.kept_program())
+    with network():
+        done = ratrain(tmp_path, *words, PYTHONPATH=path)
+    assert done.status == 0, done.err
+    assert "verdict: a step took" in done.out and (run / "report.html").exists()
+    assert [each.first_step for each in attempts(folder)][-1] == newest

@@ -11,8 +11,8 @@ from cli_runs import rank_processes, start, steps_done, wait_until, write_job
 from rich.console import Console
 
 from ratrain.cli.runs.train_view import ENDING, StepTable
+from ratrain.runtime.attempts import attempts
 from ratrain.runtime.rank.progress import Progress
-from ratrain.runtime.run.facts import attempts
 from ratrain.runtime.run_folder import RunFolder
 
 

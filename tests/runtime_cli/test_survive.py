@@ -14,6 +14,7 @@ import pytest
 from cli_runs import JOB, ratrain, start, steps_done, wait_until, write_job
 from hosts import ADDRESS, NETWORK, network, ranks_of
 
+from ratrain.runtime.attempts import attempts
 from ratrain.runtime.run.episodes import episodes_of
 from ratrain.runtime.run.reports.goodput import goodput_of
 from ratrain.runtime.run_folder import RunFolder
@@ -62,6 +63,9 @@ count = 1
 """
 
 
+LAYOUT = "[layout]\npipeline = 1\ndata = 3\n\n"
+
+
 def lose(folder: Path, name: str, run: Path, ranks: list[int], how: signal.Signals) -> list[int]:
     """A host answers nobody any more: its processes are gone (SIGKILL), or as if its kernel hung
     (SIGSTOP); their ids."""
@@ -74,7 +78,9 @@ def lose(folder: Path, name: str, run: Path, ranks: list[int], how: signal.Signa
     return lost
 
 
-def prepared(folder: Path, layout: str = "") -> tuple[RunFolder, tuple[str | Path, ...]]:
+def prepared(
+    folder: Path, layout: str = "", disks: str = "shared"
+) -> tuple[RunFolder, tuple[str | Path, ...]]:
     """A run on three hosts, and how it is launched."""
     job, run = write_job(folder), RunFolder(folder / "run")
     (folder / "cluster.toml").write_text(CLUSTER + "".join(HOST.format(name=n) for n in HOSTS))
@@ -82,6 +88,7 @@ def prepared(folder: Path, layout: str = "") -> tuple[RunFolder, tuple[str | Pat
     text = before + layout + "[schedule]" + after.partition("[schedule]")[2]
     text = text.replace("[schedule]\n", "[schedule]\nsharding = 0\n")
     text = text.replace("[train]\n", "[train]\nclip_norm = 1.0\n")
+    text = text.replace("every = 4\n", f'every = 4\ndisks = "{disks}"\n')
     text = text.replace('"cpu-lab"\ndevices = 2', '"cluster.toml"\ndevices = 3')
     job.write_text(
         text.replace("sequences = 8\nmicro_batch = 2", "sequences = 12\nmicro_batch = 1")
@@ -119,7 +126,8 @@ needs_networks = pytest.mark.skipif(os.geteuid() != 0, reason="needs root for ne
 @pytest.mark.root
 @needs_networks
 def test_a_run_waits_for_a_host_that_it_cannot_be_planned_without(tmp_path: Path) -> None:
-    run, words = prepared(tmp_path, "[layout]\npipeline = 1\ndata = 3\n\n")
+    """Its files may be on a disk of that host's own."""
+    run, words = prepared(tmp_path, disks="per-host")
     told: list[str] = []
     with network():
         launch = start(tmp_path, *words, PYTHONPATH=os.pathsep.join(sys.path))
@@ -140,11 +148,15 @@ def test_a_run_waits_for_a_host_that_it_cannot_be_planned_without(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.root
 @needs_networks
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
+@pytest.mark.parametrize(
+    ("how", "layout"),
+    [(signal.SIGKILL, ""), (signal.SIGSTOP, ""), (signal.SIGKILL, LAYOUT)],
+    ids=["dead", "hung", "dead, with a layout"],
+)
 def test_a_run_goes_on_without_a_host_that_is_lost_and_with_it_when_it_returns(
-    tmp_path: Path, how: signal.Signals
+    tmp_path: Path, how: signal.Signals, layout: str
 ) -> None:
-    run, words = prepared(tmp_path)
+    run, words = prepared(tmp_path, layout)
 
     def trained(episode: int) -> bool:
         spec = run.read_spec()
@@ -167,9 +179,11 @@ def test_a_run_goes_on_without_a_host_that_is_lost_and_with_it_when_it_returns(
         _, err = launch.communicate(timeout=60)
     assert launch.returncode == 75, err
     assert "lost: pine" in err and "all hosts are there again" in err, err
+    left = "[layout] is for 3 devices, of which 2 are left"
+    assert err.count(left) == run.notes.read_text().count(left) == bool(layout), err
     assert [each["ranks"] for each in episodes_of(run, run.read_spec())] == [3, 2, 3]
     rows = run.read_metrics()
     assert [row["step"] for row in rows] == list(range(len(rows)))
     goodput = goodput_of(run.metrics_lines())
-    assert goodput is not None and goodput.starts == 3
+    assert goodput is not None and goodput.starts == len(attempts(run)) == 3
     assert "the run goes on from what the survivors hold" in run.notes.read_text()

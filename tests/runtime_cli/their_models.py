@@ -137,6 +137,18 @@ THEIRS = {
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "glm": Their("glm", {**SIZES, "head_dim": 12, "partial_rotary_factor": 0.5}),
+    "glm4": Their(
+        "glm4", {**SIZES, "head_dim": 16, "partial_rotary_factor": 0.5, "tie_word_embeddings": True}
+    ),
+    "ernie4_5": Their("ernie4_5", {**SIZES, "head_dim": 12, "use_bias": True}),
+    "opt": Their(
+        "opt",
+        {
+            **{key: value for key, value in SIZES.items() if key != "intermediate_size"},
+            **{"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
+        },
+    ),
     "gpt2": Their(
         "gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 64, "n_positions": 64}
     ),

@@ -67,7 +67,7 @@ def train(
     begin_from: a run, its folder, or "FOLDER@STEP": the new run has that checkpoint's weights,
         optimizer state and place in the text, in the job's own layout and schedule.
     restart_data: with `begin_from`: read the text anew.
-    threads: PyTorch threads per rank. Left out: processors / ranks.
+    threads: PyTorch threads per rank. Left out: a host's processors / its ranks.
     lab: emulate the cluster file's links and limits (needs root).
     emulate: run the job's devices as CPU processes, where this machine has no such devices.
     restarts: automatic restarts after a failure, at most.

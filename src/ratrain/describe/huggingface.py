@@ -14,10 +14,13 @@ from typing import Any
 
 from ratrain.describe.families import (
     baichuan,
+    ernie4_5,
     exaone4,
     gemma,
     gemma2,
     gemma3,
+    glm,
+    glm4,
     gpt2,
     gpt_neox,
     granite,
@@ -27,6 +30,7 @@ from ratrain.describe.families import (
     olmo2,
     olmo3,
     olmoe,
+    opt,
     phi3,
     qwen2,
     qwen3,
@@ -61,14 +65,27 @@ for _module in (
         stablelm,
         starcoder2,
         exaone4,
+        glm,
+        glm4,
+        ernie4_5,
+        opt,
     ),
 ):
     FAMILIES.declare(_module.FAMILY.name, _module.FAMILY)
 
 _HINTS = {
     "gemma3": "a model with pictures; its text part alone has the model_type gemma3_text",
+    "mistral3": "a model with pictures; its text part alone has the model_type mistral",
+    "gpt_oss": "scores beside those of tokens, and experts with biases",
+    "qwen2_moe": "an expert that every token has beside those that it chooses",
+    "qwen3_next": "layers with a state in place of attention",
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "keys and values of few numbers, expanded"),
+    **dict.fromkeys(("llama4", "llama4_text"), "attention in chunks, experts in some layers"),
+    "phi": "attention and MLP behind one norm, and a bias of the logits",
+    **dict.fromkeys(("falcon", "cohere", "cohere2"), "attention and MLP behind one norm"),
+    "bloom": "a norm behind its embedding",
 }
-"""What to say of well-known families that are not there."""
+"""What of well-known families that are not there these units do not compute."""
 
 
 def load_config(path: Path | str) -> ModelSpec:
@@ -151,7 +168,8 @@ def _computed(model: ModelSpec) -> ModelSpec:
     model = model.base
     if model.position == "rope":
         return model
-    return replace(model, rope_theta=1.0, rope_scaling=None, rotary_share=1.0)
+    plain = replace(model, rope_theta=1.0, rope_scaling=None)
+    return replace(plain, rotary_share=1.0, rotary_pairs=False)
 
 
 _THEIR_KEYS = {"kv_heads": "num_key_value_heads"}

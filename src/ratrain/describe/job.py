@@ -234,7 +234,7 @@ class ScheduleSpec:
 class JobSpec:
     """A whole job. `layout` is None where it is left to the planner. `kind`: the device kind that
     sees it (`of_kind`); None: it is the job of all. `unused`: sentences on keys of its file that
-    change nothing."""
+    change nothing. `left_layout`: its file's, where that is for devices that it does without."""
 
     model: ModelChoice
     cluster: ClusterChoice
@@ -247,6 +247,7 @@ class JobSpec:
     checkpoint: CheckpointSpec = CheckpointSpec()
     kind: str | None = None
     unused: tuple[str, ...] = field(default=(), compare=False)
+    left_layout: LayoutSpec | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """The model is trained as [train] says. What its router chooses is not known before, so

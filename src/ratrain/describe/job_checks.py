@@ -93,15 +93,6 @@ def _check_tuning(place: Place, chosen: ModelChoice, train: TrainSpec) -> None:
         )
 
 
-def _check_dropout(place: Place, layout: LayoutSpec, train: TrainSpec) -> None:
-    if train.dropout and layout.tensor > 1:
-        raise SpecError(
-            "nothing is dropped in a tensor group yet",
-            place=str(place.at("train", "dropout")),
-            fix="use tensor = 1, or leave dropout out",
-        )
-
-
 def _check_published(place: Place, schedule: ScheduleSpec, train: TrainSpec) -> None:
     if train.publish_every and schedule.trains_apart:
         raise SpecError(
@@ -422,7 +413,6 @@ _CHECKS = (
     Check(("cluster", "schedule"), _check_budget),
     Check(("layout", "cluster"), _check_degrees),
     Check(("layout", "model"), _check_division),
-    Check(("layout", "train"), _check_dropout),
     Check(("layout", "model", "schedule"), _check_sequence),
     Check(("layout", "batch"), _check_batch),
     Check(("layout", "batch"), _check_joined),

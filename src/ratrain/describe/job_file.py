@@ -48,7 +48,8 @@ class _ClusterTable:
     name: FileName  # a preset (`ratrain clusters`), or the path of a cluster file
     devices: Devices  # how many of it the job takes, the first ones
     # hosts that it leaves out, by the names that `--prepare-only` prints: the others keep theirs;
-    # where fewer devices are left than it asks for it takes those
+    # where fewer devices are left than it asks for it takes those, and plans for them where its
+    # [layout] is for all
     without: tuple[Name, ...] = ()
 
 
@@ -109,18 +110,21 @@ def job_from_table(
     faults = Faults()
     parts = load_parts(JobFile, table, place, faults)
     base = path.parent if path else Path()
+    asked = parts["cluster"].devices if "cluster" in parts else 0
     with faults:
         if "model" in parts:
             parts["model"] = _model_choice(parts.pop("model"), base, place)
     with faults:
         if "cluster" in parts:
             parts["cluster"] = _cluster_choice(parts.pop("cluster"), base, place)
-    parts["layout"] = parts.get("layout") if keeps_layout else None
+    layout, cluster = parts.get("layout") if keeps_layout else None, parts.get("cluster")
+    left = layout is not None and cluster is not None and cluster.devices < asked == layout.devices
+    parts["layout"] = None if left else layout
     if "schedule" not in table:
         parts["schedule"] = ScheduleSpec()
     check_parts(parts, place, faults, more)
     faults.raise_all()
-    job = JobSpec(**parts, path=path)
+    job = JobSpec(**parts, path=path, left_layout=layout if left else None)
     dtypes = dtypes_of_kinds(job.cluster, job.schedule)
     job = replace(job, schedule=replace(job.schedule, dtypes=dtypes))
     return replace(job, unused=unused_keys(job, table))

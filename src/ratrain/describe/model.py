@@ -93,6 +93,8 @@ class ModelSpec:
     rope_theta: Theta = 10000.0
     rope_scaling: RopeScaling | None = None
     rotary_share: Fraction = 1.0  # GPT-NeoX, Phi: how much of each head is rotated
+    rotary_pairs: bool = False  # GLM: neighbours of a head turn together, not its halves
+    position_offset: LayerIndex = 0  # OPT: learned positions before the first token's
     norm_places: Literal["before", "after", "both"] = "before"  # OLMo2: after; Gemma: both
     norm_plus_one: bool = False  # Gemma: norms multiply by 1 + their weight
     qk_norm: Literal["none", "head", "width"] = "none"  # Qwen3, Gemma3: head by head; OLMo2: whole
@@ -153,7 +155,8 @@ class ModelSpec:
 
 ADDED = frozenset(
     (
-        *("rope_scaling", "rotary_share", "norm_places", "norm_plus_one", "qk_norm", "window"),
+        *("rope_scaling", "rotary_share", "rotary_pairs", "position_offset"),
+        *("norm_places", "norm_plus_one", "qk_norm", "window"),
         *("global_layers", "local_rope_theta", "unrotated_layers", "attention_scale"),
         *("attention_softcap", "logit_softcap", "scaled_embedding", "embedding_multiplier"),
         *("residual_multiplier", "logits_divisor"),

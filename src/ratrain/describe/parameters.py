@@ -18,7 +18,8 @@ def embedding_parameters(model: ModelSpec) -> Shapes:
     tokens = ("embedding.tokens", (model.vocab, model.hidden))
     if model.position != "learned":
         return [tokens]
-    return [tokens, ("embedding.positions", (model.max_positions, model.hidden))]
+    rows = model.max_positions + model.position_offset
+    return [tokens, ("embedding.positions", (rows, model.hidden))]
 
 
 def head_parameters(model: ModelSpec) -> Shapes:

@@ -64,9 +64,13 @@ _IDLE = (
 
 def unused_keys(job: JobSpec, table: Mapping[str, Any]) -> tuple[str, ...]:
     """Why keys that a job's file sets change nothing, a sentence each."""
-    return tuple(
+    keys = tuple(
         f"[{idle.table}] {key} changes nothing here: {idle.because}"
         for idle in _IDLE
         for key in idle.keys
         if key in table.get(idle.table, {}) and idle.holds(job)
     )
+    if job.left_layout is None:
+        return keys
+    asked, left = job.left_layout.devices, job.cluster.devices
+    return (f"[layout] changes nothing here: it is for {asked} devices, {left} are left", *keys)

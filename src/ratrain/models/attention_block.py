@@ -80,7 +80,8 @@ class AttentionPlan:
             x = part.view(*batch, -1, self.shape.head_dim)
             cos, sin, back_sin = rotary_table(self.length, self.rotary, x.device)
             here = slice(first, first + x.shape[1])
-            rotate_(x, cos[here], (back_sin if back else sin)[here])
+            turn = (back_sin if back else sin)[here]
+            rotate_(x, cos[here], turn, pairs=self.rotary.pairs)
 
     def scores_of(self, q: Tensor) -> Scores:
         """How scores are made for queries [batch, heads, S, d]."""

@@ -34,6 +34,7 @@ class EmbeddingPlan:
     vocab: int
     scale: float | None = None
     learned: bool = False  # a vector for each position
+    offset: int = 0  # of the first one
     group: TensorGroup | None = None
 
     @property
@@ -43,7 +44,8 @@ class EmbeddingPlan:
 
 def embedding_plan(spec: ModelSpec, group: TensorGroup | None) -> EmbeddingPlan:
     """The plan of a model's embedding."""
-    return EmbeddingPlan(spec.vocab, spec.embedding_scale, spec.position == "learned", group)
+    learned = spec.position == "learned"
+    return EmbeddingPlan(spec.vocab, spec.embedding_scale, learned, spec.position_offset, group)
 
 
 class Embed(Function):
@@ -65,7 +67,8 @@ class Embed(Function):
         if plan.scale is not None:
             vectors.mul_(rounded(plan.scale, vectors.dtype))
         if plan.learned and leads(plan.group):
-            vectors.add_(weights[POSITIONS][first : first + tokens.shape[1]])
+            at = plan.offset + first
+            vectors.add_(weights[POSITIONS][at : at + tokens.shape[1]])
         return by_rank(vectors, plan.group)
 
     @staticmethod
@@ -78,7 +81,7 @@ class Embed(Function):
         def add() -> None:
             words, rows = tokens.flatten(), gradient.all()
             if plan.learned:
-                positions = torch.arange(tokens.shape[1], device=tokens.device)
+                positions = torch.arange(tokens.shape[1], device=tokens.device) + plan.offset
                 by_position = rows.view(*tokens.shape, -1)
                 wide = accumulation_dtype(rows.dtype)
                 weights.add_rows(POSITIONS, positions, by_position.sum(0, dtype=wide))

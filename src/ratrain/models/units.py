@@ -15,14 +15,14 @@ from ratrain.models.expert_load import ExpertLoad
 from ratrain.models.experts import Balance, SparseMlp
 from ratrain.models.functions.attention import FLASH, AttentionCore
 from ratrain.models.functions.differentiable import differentiable
-from ratrain.models.functions.dropout import dropped
+from ratrain.models.functions.dropout import Within, dropped
 from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan, likeliest
 from ratrain.models.micro_batch import MicroBatch
 from ratrain.models.mlp_block import MlpBlock, MlpPlan, mlp_plan
 from ratrain.models.own.unit import own_unit
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD, unit_layout
-from ratrain.models.tensor_group import TensorGroup, division_of
+from ratrain.models.tensor_group import TensorGroup, divides_rows, division_of
 from ratrain.models.weights import Weights
 
 __all__ = ["MicroBatch"]
@@ -52,7 +52,9 @@ class Embedding:
     plan: EmbeddingPlan
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        return dropped(self.onward(weights, x, batch.tokens, 0), batch.drawn, EMBEDDING, 0)
+        vectors = self.onward(weights, x, batch.tokens, 0)
+        within = Within(len(batch.tokens), self.plan.group, part=True)
+        return dropped(vectors, batch.drawn, EMBEDDING, 0, within=within)
 
     def onward(self, weights: Weights, x: Tensor, tokens: Tensor, first: int) -> Tensor:
         """The same for tokens [b, n] of which the first of each sequence has position `first`."""
@@ -78,10 +80,12 @@ class Layer:
                 fix="raise the sequence length, or shorten the sequences",
             )
         between = differentiable(AttentionBlock, x, weights, self.plan, (sequences, length))
-        between = dropped(between, batch.drawn, self.name, 0, x)
+        group, drawn = self.plan.group, batch.drawn
+        own = x[division_of(group).rank] if divides_rows(group) else x
+        between = dropped(between, drawn, self.name, 0, own, Within(sequences, group))
         balance = self.mlp.inside.balance(batch.targets, batch.loss_weight)
         output = self.second_half(weights, x, between, balance)
-        return dropped(output, batch.drawn, self.name, 1, between)
+        return dropped(output, drawn, self.name, 1, between, Within(sequences, group, part=True))
 
     def second_half(
         self, weights: Weights, x: Tensor, between: Tensor, balance: Balance | None = None

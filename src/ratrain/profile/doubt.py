@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratrain.profile.clock import Timing, timing
+from ratrain.profile.quota import processors
 from ratrain.readers.numbers import is_number
 
 SPREAD = 0.6
@@ -100,13 +101,6 @@ def reason(blocks_s: Sequence[float], others: float | None) -> str:
     if blocks_s and min(blocks_s) > 0 and max(blocks_s) / min(blocks_s) - 1 > SPREAD:
         signs.append(f"repeated measurements varied by {max(blocks_s) / min(blocks_s):.1f} times")
     return "; ".join(signs)
-
-
-def processors() -> int:
-    """Those that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _processor_times(helpers: Collection[int]) -> ProcessorTimes | None:

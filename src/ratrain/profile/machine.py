@@ -11,10 +11,11 @@ from ratrain.describe.layer_profile import LayerProfile
 from ratrain.errors import SpecError
 from ratrain.profile import links, memory, products
 from ratrain.profile.attention import AttentionTime, attention_count, attention_times
-from ratrain.profile.doubt import Doubt, Watch, processors
+from ratrain.profile.doubt import Doubt, Watch
 from ratrain.profile.driving import DrivingTimes, driving_times
 from ratrain.profile.links import MessageTime
 from ratrain.profile.products import ProductTime
+from ratrain.profile.quota import processors
 
 Progress = Callable[[int, int], None]
 T = TypeVar("T")

@@ -1,4 +1,5 @@
-"""Whether the kernel made this process wait because its share of the processors was used up.
+"""Which processors this process may use, and whether the kernel made it wait because its share of
+them was used up.
 
 Under a quota (a container's, a lab's) a short piece of work runs at full speed, or is cut by a
 pause. Only the mean of many says what the share gives.
@@ -6,11 +7,19 @@ pause. Only the mean of many says what the share gives.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 _PROCESS = Path("/proc/self")
 _FIELD = "nr_throttled"
+
+
+def processors() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def throttled() -> int:

@@ -15,8 +15,9 @@ from typing import Any
 from ratrain.describe.units import counted
 from ratrain.profile import memory, products
 from ratrain.profile.clock import timing
-from ratrain.profile.doubt import Doubt, Watch, processors
+from ratrain.profile.doubt import Doubt, Watch
 from ratrain.profile.driving import DrivingTimes, driving_times, driving_toml
+from ratrain.profile.quota import processors
 
 Progress = Callable[[int, int], None]
 STEPS = 5

@@ -68,7 +68,7 @@ class RunSpec:
     first_rank: tuple[Part, ...]
     micro_batch: Count
     dtype: Name
-    threads: Count  # of torch, a rank
+    threads: Natural  # of torch, a rank; 0: its host's processors over the host's ranks
     end_step: Steps
     record_steps: Count = 4  # the last steps whose every op is recorded
     calibrate: bool = True

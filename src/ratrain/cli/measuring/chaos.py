@@ -76,7 +76,7 @@ def chaos(
 
     Starts the run as `ratrain launch hosts RUN --restarts N` does, and audits it at the end: every
     step must count exactly once, whatever happened. One seed draws the same faults again.
-    Hosts have one device each; JOB has no [layout] if hosts are to be lost.
+    Hosts have one device each.
 
     The exit status is 1 if a step is missing or came twice in a start, else the run's.
 
@@ -87,13 +87,12 @@ def chaos(
     from ratrain.cli.runs.train import new_run, prepare_data
     from ratrain.cli.terminal.progress import progress
     from ratrain.plan import load_job
-    from ratrain.runtime.run.chaos import Chaos, host_ranks, refuse_unsurvivable, run_chaos
+    from ratrain.runtime.run.chaos import Chaos, host_ranks, run_chaos
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher
 
     kinds, asked = _kinds(faults), load_job(job, overrides)
     host_ranks(asked)
-    refuse_unsurvivable(asked, kinds)
     with ExitStack() as owning:
         launcher = Launcher("ratrain lab chaos", _say, prepare_data, owning, starts_here=False)
         ready = new_run(launcher, RunRequest(job, overrides=overrides), run, None, None)

@@ -33,15 +33,17 @@ def command(run: Path, as_json: bool) -> int:
       mpirun -np 4 --host oak,birch,ash,elm ratrain rank /shared/run
     """
     from ratrain.engines.places import place_of
-    from ratrain.runtime.rank.__main__ import main
-    from ratrain.runtime.run.host_ranks import run_share
-    from ratrain.runtime.run_folder import RunFolder
 
-    place, folder = place_of(os.environ), RunFolder(run.resolve())
+    place, path = place_of(os.environ), run.resolve()
     if as_json:
         print_json("rank", {**asdict(place), "mark": place.mark})
         return 0
     if place.per_host:
-        return run_share(folder, place)
-    main(folder.path)
+        from ratrain.runtime.run.host_ranks import run_share
+        from ratrain.runtime.run_folder import RunFolder
+
+        return run_share(RunFolder(path), place)
+    from ratrain.runtime.rank.__main__ import main  # it begins anew: no more is imported twice
+
+    main(path)
     return 0

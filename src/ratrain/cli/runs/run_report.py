@@ -1,4 +1,4 @@
-"""What `ratrain train` ends with: the report, and the page beside it."""
+"""What a run ends with: the report, and the page beside it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,20 @@ def show_report(folder: RunFolder, as_json: bool) -> None:
     click.echo("\n".join(["", *report_text(report)]))
     if page is not None:
         click.echo(f"page         {page}")
+
+
+def show_launched(run: Path, status: int) -> int:
+    """The report of a run that engines' ranks have finished, where this disk has all of it; the
+    status that they ended with."""
+    from ratrain.errors import RatrainError
+    from ratrain.runtime.run_folder import RunFolder
+
+    if status == 0:
+        try:
+            show_report(RunFolder(run), as_json=False)
+        except RatrainError as error:
+            click.echo(f"no report was written: {error}", err=True)
+    return status
 
 
 def _write_page(run: Path) -> Path | None:

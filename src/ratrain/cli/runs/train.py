@@ -75,7 +75,7 @@ _COMMAND = "ratrain train"
     "--threads",
     type=Whole(1, 4096),
     metavar="N",
-    help="PyTorch threads per rank. [default: processors / ranks]",
+    help="PyTorch threads per rank. [default: a host's processors / its ranks]",
 )
 @click.option(
     "--lab/--no-lab",
@@ -332,7 +332,7 @@ def prepare_data(job: JobSpec) -> Prepared:
 
 
 def _lab_wanted(ready: ReadyRun, lab: bool | None, resume: bool) -> bool:
-    from ratrain.runtime.run.facts import attempts
+    from ratrain.runtime.attempts import attempts
 
     before = attempts(ready.folder) if resume else []
     return lab if lab is not None else bool(before and before[-1].lab)

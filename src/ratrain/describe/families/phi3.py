@@ -24,7 +24,7 @@ from ratrain.describe.strict import load
 from ratrain.readers.place import Place
 
 _QKV = Packed("model.layers.{}.self_attn.qkv_proj", ("attention.q", "attention.k", "attention.v"))
-_GATE_UP = Packed("model.layers.{}.mlp.gate_up_proj", ("mlp.gate", "mlp.up"))
+GATE_UP = Packed("model.layers.{}.mlp.gate_up_proj", ("mlp.gate", "mlp.up"))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ FAMILY = Family(
         **OUTSIDE,
         **dict.fromkeys(_QKV.of, _QKV),
         "attention.output": ATTENTION["attention.output"],
-        **dict.fromkeys(_GATE_UP.of, _GATE_UP),
+        **dict.fromkeys(GATE_UP.of, GATE_UP),
         "mlp.down": MLP["mlp.down"],
         **NORMS,
     },

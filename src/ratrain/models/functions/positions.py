@@ -19,11 +19,13 @@ from ratrain.models.functions.linear import accumulation_dtype
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions: the first `size` dimensions of each head are turned."""
+    """Rotary positions: the first `size` dimensions of each head are turned, each with one half of
+    them behind it, or in `pairs` of neighbours."""
 
     size: int
     theta: float
     scaling: RopeScaling | None = None
+    pairs: bool = False
 
 
 def rotary_of(spec: ModelSpec, layer: int) -> Rotary | None:
@@ -33,7 +35,7 @@ def rotary_of(spec: ModelSpec, layer: int) -> Rotary | None:
     size = int(spec.head_dim * spec.rotary_share)
     if spec.local_rope_theta is not None and spec.window_of(layer) is not None:
         return Rotary(size, spec.local_rope_theta)
-    return Rotary(size, spec.rope_theta, spec.rope_scaling)
+    return Rotary(size, spec.rope_theta, spec.rope_scaling, spec.rotary_pairs)
 
 
 @lru_cache(maxsize=8)
@@ -91,20 +93,20 @@ def _yarn(frequencies: Tensor, scaling: RopeScaling, rotary: Rotary) -> Tensor:
     return frequencies / scaling.factor * (1 - kept) + frequencies * kept
 
 
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [batch, S, heads, d], rotated in place: dimension i turns with i + d/2, as in LLaMA. Where
-    cos and sin are of fewer dimensions, the others stay.
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, pairs: bool = False) -> Tensor:
+    """x [batch, S, heads, d], rotated in place: dimension i turns with i + d/2, as in LLaMA, or in
+    `pairs` 2i with 2i + 1. Where cos and sin are of fewer dimensions, the others stay.
 
     The turn is orthogonal: its gradient is the turn back, with -sin, and needs nothing kept.
     """
     if x.shape[-1] > 2 * cos.shape[-1]:
-        rotate_(x[..., : 2 * cos.shape[-1]], cos, sin)
+        rotate_(x[..., : 2 * cos.shape[-1]], cos, sin, pairs=pairs)
         return x
-    if (c := kernels.kernels_for(x)) and c.rotates(x):
+    if not pairs and (c := kernels.kernels_for(x)) and c.rotates(x):
         c.rotate_(x, cos, sin)
         return x
     wide = x.to(accumulation_dtype(x.dtype))  # x itself, unless it has 16 bits
-    left, right = wide.chunk(2, dim=-1)
+    left, right = (wide[..., ::2], wide[..., 1::2]) if pairs else wide.chunk(2, dim=-1)
     turned = (left * cos).addcmul_(right, sin, value=-1)
     right.mul_(cos).addcmul_(left, sin)
     left.copy_(turned)

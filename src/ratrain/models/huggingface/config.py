@@ -11,7 +11,7 @@ from ratrain.errors import SpecError
 
 CONFIG = "config.json"
 _NOT_COMPARED = ("name", "family", "source", "max_positions", "tuning", "balance_loss")
-_OF_ROTARY = ("rope_theta", "rope_scaling", "rotary_share", "local_rope_theta")
+_OF_ROTARY = ("rope_theta", "rope_scaling", "rotary_share", "rotary_pairs", "local_rope_theta")
 
 
 def check_config(folder: Path, spec: ModelSpec) -> None:

@@ -302,8 +302,8 @@ def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
 def degrees_up_to(job: JobSpec, most: int, counts: Iterable[int] = ()) -> list[int]:
     """Tensor degrees that divide heads and these `counts`; where the backend divides everything,
     MLP and vocabulary too. Units that decide by themselves whether to update are whole, and so are
-    those of an optimizer that needs whole matrices, and where something is dropped."""
-    if job.train.overflow == "unit" or job.train.rule.whole or job.train.dropout:
+    those of an optimizer that needs whole matrices."""
+    if job.train.overflow == "unit" or job.train.rule.whole:
         return [1]
     model = job.model.spec
     divided = {*counts, model.heads, model.kv_heads}

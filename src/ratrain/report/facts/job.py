@@ -33,7 +33,7 @@ from ratrain.report.facts.ops import Ops, OpTimes
 from ratrain.report.facts.stages import ProvedMemory, picture
 from ratrain.report.facts.steps import panel
 from ratrain.report.facts.words import case_facts, left_out_of
-from ratrain.runtime.run.facts import versions
+from ratrain.runtime.attempts import versions
 from ratrain.runtime.run.reports.kind_names import KIND_NAMES
 from ratrain.runtime.run.reports.report import simulated_kinds
 from ratrain.simulate.long import simulate_proved

@@ -26,8 +26,9 @@ from ratrain.report.facts.run_plan import advice_of_run, plan_of_run
 from ratrain.report.facts.stages import ProvedMemory, picture
 from ratrain.report.facts.words import case_facts, left_out_of
 from ratrain.report.thin import STEPS, shown_steps
+from ratrain.runtime.attempts import Attempt, attempts
 from ratrain.runtime.rank.rows import Row
-from ratrain.runtime.run.facts import Attempt, attempts, read_facts
+from ratrain.runtime.run.facts import read_facts
 from ratrain.runtime.run.reports.experts import expert_words
 from ratrain.runtime.run.reports.goodput import PARTS
 from ratrain.runtime.run.reports.report import report_of

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratrain.cost.scratch import KERNELS
-from ratrain.describe.amounts import Count
+from ratrain.describe.amounts import Natural
 from ratrain.describe.strict import load
-from ratrain.engines.places import place_of
+from ratrain.engines.places import Place, place_of
 from ratrain.errors import SpecError
+from ratrain.profile.quota import processors
 from ratrain.readers.json import read_json, read_json_table
 from ratrain.runtime.environment import LAUNCHER
 from ratrain.runtime.rank.preload import allocator_library, forget_held, preload
@@ -35,7 +36,7 @@ _START = "use `ratrain train JOB`, or `torchrun ... -m ratrain.runtime.rank RUN_
 class _Wanted:
     """What of run.json must be known before torch is loaded."""
 
-    threads: Count
+    threads: Natural
     allocator: bool
 
 
@@ -54,7 +55,7 @@ def main(folder: Path) -> None:
     if settings is not None and os.environ.get(_READY) != str(os.getpid()):
         _end_with_launcher()
         _enter_lab(folder, place.rank)
-        _begin_again(folder, settings)
+        _begin_again(folder, settings, place)
     forget_held(os.environ)
     gc.disable()  # what modules make stays: looking through it while they load took 0.3 s
     from ratrain.runtime.rank.rank_run import run_rank
@@ -92,12 +93,13 @@ def _wanted(folder: Path) -> _Wanted | None:
         return None
 
 
-def _begin_again(folder: Path, settings: _Wanted) -> None:
+def _begin_again(folder: Path, settings: _Wanted, place: Place) -> None:
     """Restarts this process in the environment that torch needs from the beginning: its
     threads, an allocator that counts, and large blocks returned to the system when freed."""
     environment = dict(os.environ)
     environment[_READY] = str(os.getpid())
-    environment["OMP_NUM_THREADS"] = str(settings.threads)
+    shared = processors() // (place.ranks_here or place.world_size)
+    environment["OMP_NUM_THREADS"] = str(settings.threads or max(1, shared))
     # Threads of a product wait for each other: they spin 300,000 turns while one team of them is in
     # the process, and 1,000 once another lane has its own, behind the first step. So that what is
     # timed before it is what runs; and where others have the processors, twelve times as fast.

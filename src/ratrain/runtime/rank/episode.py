@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -20,7 +21,8 @@ from ratrain.errors import OF_ANOTHER, PeerDown, RatrainError
 from ratrain.objects.client import close_stores
 from ratrain.plugins import named
 from ratrain.program.promise import loss_words
-from ratrain.runtime.environment import Launch
+from ratrain.runtime.attempts import begin_attempt
+from ratrain.runtime.environment import COMMAND, Launch
 from ratrain.runtime.kept_metrics import lost_steps
 from ratrain.runtime.rank.beginning import Together, begun, frozen_of
 from ratrain.runtime.rank.calibration.of_run import calibrated
@@ -123,7 +125,8 @@ class Episode:
         process, rank = self._process, context.seat.world_rank
         folder, log = context.folder, context.log
         device, memory = process.devices(context.job, context.spec, context.membership)
-        torch.set_num_threads(context.spec.threads)
+        if context.spec.threads:  # else as the environment says, since torch was loaded
+            torch.set_num_threads(context.spec.threads)
         live = self._live(context, joined)
         network, links = network_of(
             context.program,
@@ -224,6 +227,8 @@ class Episode:
             check.begin(run)
         before = best and (best.step, best.validation_loss)
         log.begin(run.first_step, context.spec.end_step, before)
+        if rank == 0 and (context.claim.is_mine or COMMAND in os.environ):
+            begin_attempt(folder, run.first_step, lab=False, restarts=0)  # `ratrain train` does
         if process.orders is not None:
             if rank == 0 and not self.number:
                 note(context, [f"restarts: {loss_words(context.program.setup)}"])

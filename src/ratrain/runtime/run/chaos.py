@@ -104,18 +104,6 @@ def host_ranks(job: JobSpec) -> dict[str, int]:
     return dict(zip(names, range(len(names)), strict=True))
 
 
-def refuse_unsurvivable(job: JobSpec, kinds: Sequence[str]) -> None:
-    """A fixed layout has no place for fewer hosts."""
-    lost = sorted({"host", "hang"} & set(kinds))
-    if job.layout is not None and lost:
-        raise Infeasible(
-            "a job with a [layout] cannot go on with fewer hosts",
-            place="[layout]",
-            fix=f"remove it, so that the run is planned anew, or leave {' and '.join(lost)} out of "
-            "--faults",
-        )
-
-
 def run_chaos(folder: RunFolder, job: JobSpec, chaos: Chaos, watch: Callable[[int], None]) -> Audit:
     """Trains a prepared run in a lab under faults. `watch` is told how many steps count."""
     ranks = host_ranks(job)

@@ -23,11 +23,10 @@ def launchable_run(folder: RunFolder, python: str) -> Launchable:
         str(folder.path),
         groups_of((host.device, len(host.ranks)) for host in hosts),
         python,
-        spec.threads,
+        spec.threads or 1,
         any(map(is_gpu, device_kinds(job, spec))),
         len(job.cluster.spec.device),
-        replans=job.layout is None
-        and job.checkpoint.disks == "shared"
+        replans=job.checkpoint.disks == "shared"
         and sum(bool(host.ranks) for host in hosts) > 1
         and len({kind for kind, _ in sizes}) == len(sizes),
     )

@@ -10,7 +10,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.runs_on import AS_CLUSTER, RUNS_ON, is_gpu
 from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import Infeasible
-from ratrain.profile.doubt import processors
+from ratrain.profile.quota import processors
 from ratrain.runtime.device_kinds import device_kinds
 from ratrain.runtime.devices_here import gpu_names, is_called, missing_here
 from ratrain.runtime.memory_here import memory_here

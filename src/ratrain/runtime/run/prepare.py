@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,8 +25,9 @@ from ratrain.program.setup import Setup
 from ratrain.program.text.family_groups import takes
 from ratrain.program.tiers import DISK
 from ratrain.program.verify import Rule, Verdict, verify
+from ratrain.runtime.attempts import attempts
 from ratrain.runtime.run.collectives import chosen_collectives
-from ratrain.runtime.run.facts import attempts, write_facts
+from ratrain.runtime.run.facts import write_facts
 from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.trainable import (
     require_gatherable,
@@ -147,7 +147,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         boundary_wire=case.job.schedule.boundary_wire or "",
         error_feedback=case.job.schedule.error_feedback,
         attention=case.job.schedule.attention,
-        threads=request.threads or max(1, (os.cpu_count() or 1) // seats.world_size),
+        threads=request.threads or 0,
         end_step=request.steps or job.train.steps,
         record_steps=request.record_steps,
         calibrate=request.calibrate and not request.check,

@@ -73,7 +73,14 @@ class ReplannedRun:
         """What changes, for people."""
         counts = self.ranks_before, self.spec.seats.world_size
         of_ranks = " to ".join(map(str, dict.fromkeys(counts)))
-        return f"another program from step {self.spec.episode_step} on: {of_ranks} ranks"
+        words = f"another program from step {self.spec.episode_step} on: {of_ranks} ranks"
+        case, left = self.prepared.case, self.prepared.file_job.left_layout
+        if left is None:
+            return words
+        return (
+            f"{words}, laid out as {case.name}: [layout] is for {left.devices} devices, of which "
+            f"{case.job.cluster.devices} are left"
+        )
 
 
 def replan_run(request: RunRequest, folder: RunFolder) -> ReplannedRun:

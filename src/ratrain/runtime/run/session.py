@@ -14,10 +14,10 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import RatrainError
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
+from ratrain.runtime.attempts import begin_attempt
 from ratrain.runtime.ownership import Claim
 from ratrain.runtime.rank.progress import Progress, ProgressMeter
 from ratrain.runtime.rank.trackers import trackers
-from ratrain.runtime.run.facts import begin_attempt
 from ratrain.runtime.run.launch import launch
 from ratrain.runtime.run.watch import Follower
 from ratrain.runtime.run_folder import RunFolder, RunSpec

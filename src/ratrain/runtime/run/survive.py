@@ -47,7 +47,7 @@ class Planning(Protocol):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the job says how it is laid out, for all of its hosts."""
+        """Whether the job says how it is laid out where all of its hosts are there."""
         ...
 
     def plan(self, lost: tuple[str, ...]) -> None:
@@ -233,11 +233,10 @@ class FolderPlanning:
             except RatrainError as error:
                 if not lost:
                     raise
-                planned = ", or remove [layout] from the job, so that it is planned for those"
                 raise RunFailed(
                     f"the hosts that are left cannot take the run over: {error.what}",
                     place=error.place,
-                    fix=f"bring the others back and launch again{planned if asked.layout else ''}",
+                    fix="bring the others back and launch again",
                 ) from error
 
 

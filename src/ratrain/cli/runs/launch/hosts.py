@@ -143,6 +143,7 @@ def command(
             )
 
     # Not for one host's ranks, which should begin soon.
+    from ratrain.cli.runs.run_report import show_launched
     from ratrain.cli.runs.train import prepare_data
     from ratrain.runtime.kept_metrics import set_damage_aside
     from ratrain.runtime.ownership import Claim, claim_run
@@ -170,7 +171,7 @@ def command(
 
     def reached(name: str) -> list[str]:
         if slurm:
-            cpus = spec.threads * max(len(each.ranks) for each in hosts)
+            cpus = (spec.threads or 1) * max(len(each.ranks) for each in hosts)
             return nodes[name].reached(cpus) if name in nodes else ["false"]
         return [*shlex.split(rsh), address_of[name]]
 
@@ -219,7 +220,8 @@ def command(
             say,
             goes_on=own_claim is not None,
         )
-        return surviving.run(restarts)
+        status = surviving.run(restarts)
+    return show_launched(folder.path, status)
 
 
 def _slurm(spec: RunSpec, hosts: Sequence[RunHost]) -> tuple[dict[str, Node], int]:

@@ -38,14 +38,15 @@ def command(address: str | None, restarts: int, as_json: bool, **asked: Any) -> 
     a cluster of several kinds a bundle goes to nodes whose label `kind` is the device's name
     (`ray start --labels kind=NAME`). Ctrl-C or SIGTERM saves and stops; a rank, actor or
     node that is lost starts all ranks again from the latest checkpoint; where a node is
-    drained they save first. A run without [layout] is planned anew for the hosts that there
-    is room for.
+    drained they save first. The run is then planned anew for the hosts that there is room
+    for.
 
     \b
     Examples:
       ratrain launch ray job.toml --run /shared/run
       ratrain launch ray /shared/run --address 10.0.0.1:6379 --restarts 10
     """
+    from ratrain.cli.runs.run_report import show_launched
     from ratrain.cli.runs.train import prepare_data
     from ratrain.engines.ray import bundles_of, connect, ray_module
     from ratrain.runtime.run.launchable import host_names, launchable_run
@@ -72,7 +73,7 @@ def command(address: str | None, restarts: int, as_json: bool, **asked: Any) -> 
         gone.plan(tuple({*gone.left_out, *(names[number] for number in without)}))
         return launchable_run(folder, run.python)
 
-    return run_on_ray(run, restarts, say, replanned)
+    return show_launched(Path(run.run), run_on_ray(run, restarts, say, replanned))
 
 
 def say(line: str) -> None:

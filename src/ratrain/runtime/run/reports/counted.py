@@ -9,8 +9,8 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import TypeVar
 
+from ratrain.runtime.attempts import Attempt
 from ratrain.runtime.rank.rows import Row
-from ratrain.runtime.run.facts import Attempt
 
 T = TypeVar("T")
 WARM_UP_STEPS = 2

@@ -11,9 +11,10 @@ from ratrain.checkpoint.listing import listed
 from ratrain.errors import ProgramError, SpecError, TimelineError
 from ratrain.readers.files import exists
 from ratrain.readers.writing import write_whole
+from ratrain.runtime.attempts import attempts
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.episodes import episodes_of
-from ratrain.runtime.run.facts import attempts, read_facts
+from ratrain.runtime.run.facts import read_facts
 from ratrain.runtime.run.reports.counted import Counted, counted_of, whole_periods
 from ratrain.runtime.run.reports.experts import expert_load
 from ratrain.runtime.run.reports.goodput import goodput_json, goodput_of

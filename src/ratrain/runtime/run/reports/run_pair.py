@@ -10,8 +10,8 @@ from ratrain.checkpoint.comparison import Difference, compare
 from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
 from ratrain.errors import SpecError
+from ratrain.runtime.attempts import attempts
 from ratrain.runtime.rank.rows import Row
-from ratrain.runtime.run.facts import attempts
 from ratrain.runtime.run.reports.counted import counted_of
 from ratrain.runtime.run_folder import RunFolder
 
