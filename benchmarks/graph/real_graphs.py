@@ -110,8 +110,8 @@ def pyg(spec: GraphFile, folder: Path) -> Trained:
         optimizer.step()
         losses.append(float(loss.detach()))
         times.append(time.perf_counter() - began_s)
-    of = [float(right[some].double().mean()) for some in (learned, others)]
-    return Trained(tuple(losses), *of, statistics.median(times))
+    of_learned, of_others = (float(right[some].double().mean()) for some in (learned, others))
+    return Trained(tuple(losses), of_learned, of_others, statistics.median(times))
 
 
 def _layers(

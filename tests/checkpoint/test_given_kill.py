@@ -41,7 +41,7 @@ def save(run: Path, store: TierStore, step: int) -> None:
     header = header_ahead([(entry, at)], at, size_bytes)
     assert header is not None
     digests = Digests(entry, at)
-    digests.hash(memoryview(state).cast("B"))
+    digests.hash(state.data.cast("B"))
     path = rank_path(partial, 0, KEY.name)
     store.give(KEY, header, path)
     stored, digest = digests.stored(), sha256(header).hexdigest()

@@ -16,7 +16,6 @@ import signal
 import sys
 import tempfile
 import time
-from itertools import product
 from pathlib import Path
 
 from test_run import beside, checkpoints, ended, started, written
@@ -52,7 +51,8 @@ def main() -> None:
     parser.add_argument("--processes", default="1,2")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
-    cases = list(product(asked.kinds.split(","), map(int, asked.processes.split(","))))
+    counts = [int(each) for each in asked.processes.split(",")]
+    cases = [(kind, count) for kind in asked.kinds.split(",") for count in counts]
     draw, met, unlike = random.Random(asked.seed), 0, 0
     for number, (kind, processes) in enumerate(cases):
         kills = asked.kills // len(cases) + (number < asked.kills % len(cases))

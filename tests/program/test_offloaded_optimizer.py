@@ -102,7 +102,7 @@ def test_a_save_reads_on_disk_what_the_store_of_its_step_has_left_there() -> Non
     assert versions(Kind.Save, READ) == stored
     in_memory = small("ratrain", optimizer_tier="host", save=True).table
     assert Kind.Save not in {
-        in_memory.kind[op]
+        int(in_memory.kind[op])
         for op, state in zip(in_memory.uses.op, in_memory.uses.state, strict=True)
         if in_memory.states.name(int(state)).startswith("optimizer_host")
     }

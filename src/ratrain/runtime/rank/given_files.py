@@ -136,7 +136,7 @@ class GivenFiles:
 
 def _hashed(digests: Digests, pieces: Iterable[Tensor]) -> StoredEntry:
     for piece in pieces:
-        data = memoryview(piece.detach().cpu().numpy()).cast("B")
+        data = piece.detach().cpu().numpy().data.cast("B")
         while len(data):
             block = digests.upto_block(data)
             digests.hash(block)
