@@ -43,7 +43,8 @@ def trained(folder: Path, way: str, run: str) -> tuple[int, RunFolder]:
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(REFUSES_LINKS)
         environment["PYTHONPATH"] = str(site)
-    words = ("train", "job.toml", "--run", run, "--set", "schedule.optimizer_tier=disk")
+    words = ("train", "job.toml", "--no-calibrate", "--run", run)
+    words = (*words, "--set", "schedule.optimizer_tier=disk")
     command = [sys.executable, "-m", "ratrain", *words, "--set", "checkpoint.every=1"]
     child = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
