@@ -77,7 +77,7 @@ def main() -> None:
         for way in WAYS:
             size_bytes, run = trained(folder, way, f"{way}-{pair}")
             steps_s[way] += [row["step_time_s"] for row in run.read_metrics()[1:]]
-            spans = [s for s in read_timeline(run.measured).spans if s.word.startswith("Save")]
+            spans = [s for s in read_timeline(run.measured).spans if s.lane == "disk"]
             count = len({span.step for span in spans})
             saves_s[way].append(sum(span.length_s for span in spans) / count)
             written[way].append(size_bytes / asked.steps)
