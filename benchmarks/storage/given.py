@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -63,7 +64,7 @@ def main() -> None:
     state[:] = np.random.default_rng(1).standard_normal(len(state), dtype=np.float32)
     store = TierStore(folder / "tier", "run", 0)
     store.reserve({KEY: size}, 1000)
-    ways = {
+    ways: dict[str, Callable[[Path], None]] = {
         "taken": lambda to: taken(store, state, to),
         "written": lambda to: copied(state, to),
     }
