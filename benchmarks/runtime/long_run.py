@@ -1,7 +1,7 @@
 """2,000 steps on real text, three times: the same bits whatever the schedule and whoever dies.
 
     python benchmarks/runtime/long_run.py [--steps 2000] [--kills 20] [--between 1 20]
-        [--folder DIR]
+        [--folder DIR] [--every 25] [--optimizer-tier disk]
 
 1. `ratrain train --schedule ratrain`, and 2. `--schedule baseline-1f1b`: every step's loss and
 the final weights must be equal, bit for bit. 3. The first again, its ranks killed with SIGKILL at
@@ -32,7 +32,6 @@ from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.runtime.run_folder import RunFolder
 
 CASE = Case("long run", model="tiny", pipeline=2, data=2, sequence_length=64, sequences=8)
-SAVE_EVERY = 25
 RATRAIN = (sys.executable, "-c", "from ratrain.cli.main import main; main()")
 
 
@@ -127,7 +126,7 @@ def weight_differences(first: RunFolder, second: RunFolder) -> list[str]:
     ]
 
 
-def write_job(folder: Path, steps: int) -> Path:
+def write_job(folder: Path, steps: int, every: int, tier: str) -> Path:
     """The job, its model, its cluster and its text."""
     CASE.write(folder)
     text = folder / "text.jsonl"
@@ -142,7 +141,8 @@ def write_job(folder: Path, steps: int) -> Path:
             sequence_length=CASE.sequence_length,
             sequences=CASE.sequences,
             steps=steps,
-            every=SAVE_EVERY,
+            every=every,
+            tier=f'optimizer_tier = "{tier}"' if tier else "",
         )
     )
     return job
@@ -168,6 +168,7 @@ data = 2
 [schedule]
 dtype = "fp32"
 recovery = "exempt-last"
+{tier}
 
 [train]
 steps = {steps}
@@ -197,11 +198,13 @@ def main() -> None:
     )
     asked.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
     asked.add_argument("--folder", type=Path, help="keep the runs there")
+    asked.add_argument("--every", type=int, default=25, help="steps between two checkpoints")
+    asked.add_argument("--optimizer-tier", default="", help="where optimizer states wait")
     chosen = asked.parse_args()
     with tempfile.TemporaryDirectory(prefix="long-run-") as scratch:
         base = chosen.folder or Path(scratch)
         base.mkdir(parents=True, exist_ok=True)
-        job = write_job(base, chosen.steps)
+        job = write_job(base, chosen.steps, chosen.every, chosen.optimizer_tier)
 
         def run(name: str, schedule: str, count: int) -> Run:
             kills = Kills(count, tuple(chosen.between), chosen.seed)

@@ -42,7 +42,7 @@ small_blocks = settings(
 @pytest.fixture(params=[256, 16 << 20], ids=["blocks of 256 B", "one block"])
 def block_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, so that ranges cross many of them; and the real size."""
-    for module in ("entries", "shard_writer", "reader"):
+    for module in ("entries", "digests", "reader"):
         monkeypatch.setattr(f"ratrain.checkpoint.{module}.BLOCK_BYTES", request.param)
 
 

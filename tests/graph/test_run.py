@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ratrain.graph.pulse import SILENT_S
+
 GRAPH = """
 [graph]
 generate = "planted"
@@ -144,6 +146,49 @@ def test_a_run_whose_other_process_is_killed_says_so_and_resumes_with_another_nu
     written(tmp_path, "gin", number + 1, 3)
     status, out, err = ended(started(tmp_path, "--run", "run", "--resume"))
     assert (status, f"resumed after epoch {number}" in out) == (0, True), err
+
+
+@pytest.mark.slow
+def test_a_run_whose_other_process_is_stopped_names_it_within_seconds_and_resumes(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path, "gin", 100_000, 3)
+    process = started(tmp_path, "--run", "run")
+    while not checkpoints(tmp_path / "run") and process.poll() is None:
+        time.sleep(0.05)
+    stopped = beside(process)[1]
+    os.kill(stopped, signal.SIGSTOP)
+    began_s = time.monotonic()
+    status, _, err = ended(process)
+    assert (status, "process 2 of 3: gave no sign of life for 10 s" in err) == (8, True), err
+    assert "Traceback" not in err
+    assert time.monotonic() - began_s < 60  # ten, where processors are free
+    assert not Path(f"/proc/{stopped}").exists()
+    number = int(checkpoints(tmp_path / "run")[-1].split("-")[1])
+    written(tmp_path, "gin", number + 1, 3)
+    status, out, err = ended(started(tmp_path, "--run", "run", "--resume"))
+    assert (status, f"resumed after epoch {number}" in out) == (0, True), err
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_whole_goes_on(tmp_path: Path) -> None:
+    """As by Ctrl-Z and fg: nobody is taken for silent."""
+    written(tmp_path, "gin", 100_000, 2)
+    process = started(tmp_path, "--run", "run")
+    while not checkpoints(tmp_path / "run") and process.poll() is None:
+        time.sleep(0.05)
+    everybody = process.pid, *beside(process)
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(SILENT_S + 3)
+    before = checkpoints(tmp_path / "run")
+    for pid in everybody:
+        os.kill(pid, signal.SIGCONT)
+    while checkpoints(tmp_path / "run") == before and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    status, _, err = ended(process)
+    assert status == 75, err
 
 
 @pytest.mark.slow

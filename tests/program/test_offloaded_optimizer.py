@@ -14,6 +14,7 @@ from ratrain.program.families import DEVICE, OPTIMIZER_SLOTS
 from ratrain.program.passes.averaging import average_weights
 from ratrain.program.program import Program
 from ratrain.program.setup import Averages
+from ratrain.program.uses import READ, WRITE
 from ratrain.program.verify import Rule, verify
 
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -84,3 +85,24 @@ def test_only_what_is_away_is_fetched() -> None:
     setup = away.setup.with_members(lambda member, _: replace(member, optimizer_tier=DEVICE))
     with pytest.raises(ProgramError, match="names a unit whose optimizer is on the device"):
         verify(away.with_setup(setup))
+
+
+def test_a_save_reads_on_disk_what_the_store_of_its_step_has_left_there() -> None:
+    """A checkpoint takes the file: not before the store, and not after the next step's."""
+    table = small("ratrain", optimizer_tier="disk", save=True).table
+    uses, (family,) = table.uses, [f for f in table.states.families if f.name == "optimizer_disk"]
+    there = (uses.state >= family.start) & (uses.state < family.start + family.count)
+
+    def versions(kind: Kind, mode: int) -> set[tuple[int, int]]:
+        rows = there & (uses.mode == mode) & (table.kind[uses.op] == kind)
+        return set(zip(uses.state[rows].tolist(), uses.version[rows].tolist(), strict=True))
+
+    stored = versions(Kind.StoreOptimizer, WRITE)
+    assert len(stored) == len(table.states.units.rank)
+    assert versions(Kind.Save, READ) == stored
+    in_memory = small("ratrain", optimizer_tier="host", save=True).table
+    assert Kind.Save not in {
+        int(in_memory.kind[op])
+        for op, state in zip(in_memory.uses.op, in_memory.uses.state, strict=True)
+        if in_memory.states.name(int(state)).startswith("optimizer_host")
+    }

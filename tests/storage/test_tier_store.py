@@ -116,6 +116,33 @@ def test_short_counts_are_gone_on_from(tmp_path: Path) -> None:
         assert read == written
 
 
+class Asked(OsFiles):
+    """Of how many bytes each call is; it moves none."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def allocate(self, file: int, size_bytes: int) -> None:
+        os.truncate(file, size_bytes)  # without blocks
+
+    def write(self, file: int, data: memoryview, offset: int) -> int:
+        self.sizes.append(len(data))
+        return len(data)
+
+
+def test_a_state_of_more_than_the_system_moves_at_once_goes_in_several_calls(
+    tmp_path: Path,
+) -> None:
+    """Linux takes 0x7ffff000 bytes a call, and drops what is beyond."""
+    size, files = (5 << 29) + 100, Asked()
+    store = TierStore(tmp_path, "run", 0, files=files, limits=StoreLimits(block_bytes=1 << 40))
+    store.reserve({KEY: size})
+    store.write(KEY, page_buffer(size))  # memory that nobody touches
+    assert max(files.sizes) <= 1 << 30
+    assert sum(files.sizes) == in_pages(size) + PAGE
+    store.close()
+
+
 def test_a_file_that_was_cut_is_an_error_that_names_it_and_the_byte(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         store.reserve({KEY: 20 * PAGE})

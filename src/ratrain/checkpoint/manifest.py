@@ -105,6 +105,11 @@ class Spread:
         return self.disks[self.disk_of[file]]
 
 
+def own_file(file: str) -> str:
+    """The file that a rank writes, of any file of its."""
+    return f"{file.partition('.')[0]}.safetensors"
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A checkpoint's list of files and what is in them. `spread` is None where all files lie
@@ -122,6 +127,11 @@ class Manifest:
         if spread is None:
             return self.files
         return tuple(file for file in self.files if spread.disk_of[file.file] == spread.here)
+
+    @property
+    def ranks(self) -> int:
+        """How many wrote it."""
+        return len({own_file(record.file) for record in self.files})
 
     @cached_property
     def identity(self) -> str:

@@ -15,34 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ratrain.checkpoint.digests import Digests
 from ratrain.checkpoint.disk import free_bytes, full, told, write_at
-from ratrain.checkpoint.entries import BLOCK_BYTES, BUFFER_FORMATS, Entry
+from ratrain.checkpoint.entries import BUFFER_FORMATS, Entry
 from ratrain.checkpoint.folder import discard
-from ratrain.checkpoint.manifest import RankRecord, StoredEntry
+from ratrain.checkpoint.manifest import RankRecord
 from ratrain.checkpoint.tensor_file import lay_out_file
 from ratrain.errors import CheckpointError
-
-
-class _Tensor:
-    """A tensor being written: how far it is, and the checksums of its blocks so far."""
-
-    def __init__(self, entry: Entry, offset: int) -> None:
-        self.entry = entry
-        self.offset = offset
-        self.written_bytes = 0
-        self._digests: list[str] = []
-        self._open = sha256()
-
-    def hash(self, data: memoryview) -> None:
-        """Takes the next bytes, which end where a block ends or before."""
-        self._open.update(data)
-        self.written_bytes += len(data)
-        if self.written_bytes % BLOCK_BYTES == 0 or self.written_bytes == self.entry.size_bytes:
-            self._digests.append(self._open.hexdigest())
-            self._open = sha256()
-
-    def stored(self) -> StoredEntry:
-        return StoredEntry(self.entry, self.offset, tuple(self._digests))
 
 
 class ShardWriter:
@@ -56,7 +35,7 @@ class ShardWriter:
         self.path = path
         self._layout = lay_out_file(entries, path)
         self._tensors = {
-            entry.name: _Tensor(entry, offset)
+            entry.name: Digests(entry, offset)
             for entry, offset in zip(self._layout.entries, self._layout.offsets, strict=True)
         }
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="checksum")
@@ -87,10 +66,9 @@ class ShardWriter:
         data = _bytes_of(buffer, tensor)
         try:
             while len(data):
-                # pieces end where blocks end, so that each block has its own checksum
-                piece = data[: BLOCK_BYTES - tensor.written_bytes % BLOCK_BYTES]
+                piece = tensor.upto_block(data)
                 data = data[len(piece) :]
-                offset = tensor.offset + tensor.written_bytes
+                offset = tensor.offset + tensor.done_bytes
                 hashed = self._hasher.submit(tensor.hash, piece)
                 with self._told("writing a checkpoint"):
                     try:
@@ -104,9 +82,9 @@ class ShardWriter:
     def finish(self) -> RankRecord:
         """Makes the file last, closes it, and returns what the commit needs to know about it."""
         for tensor in self._tensors.values():
-            if tensor.written_bytes < tensor.entry.size_bytes:
+            if tensor.done_bytes < tensor.entry.size_bytes:
                 raise CheckpointError(
-                    f"tensor {tensor.entry.name!r} has {tensor.written_bytes} bytes "
+                    f"tensor {tensor.entry.name!r} has {tensor.done_bytes} bytes "
                     f"of {tensor.entry.size_bytes}",
                     place=str(self.path),
                     fix="write all of it before finish()",
@@ -151,7 +129,7 @@ class ShardWriter:
     def _missing_bytes(self) -> int:
         """What is still to be written and finds no room."""
         free = free_bytes(self.path.parent)
-        written = sum(tensor.written_bytes for tensor in self._tensors.values())
+        written = sum(tensor.done_bytes for tensor in self._tensors.values())
         return 0 if free is None else self._layout.size_bytes - written - free
 
     def _fail(self) -> None:
@@ -159,7 +137,7 @@ class ShardWriter:
         discard(self.path.parent)
 
 
-def _bytes_of(buffer: Any, tensor: _Tensor) -> memoryview:
+def _bytes_of(buffer: Any, tensor: Digests) -> memoryview:
     """The bytes of a buffer, not copied, where it fits what remains of the tensor."""
     entry, view = tensor.entry, memoryview(buffer)
     if view.format not in BUFFER_FORMATS[entry.dtype] or not view.c_contiguous:
@@ -170,7 +148,7 @@ def _bytes_of(buffer: Any, tensor: _Tensor) -> memoryview:
             place=entry.name,
             fix=f"pass a contiguous buffer of format {' or '.join(BUFFER_FORMATS[entry.dtype])}",
         )
-    left_bytes = entry.size_bytes - tensor.written_bytes
+    left_bytes = entry.size_bytes - tensor.done_bytes
     if view.nbytes > left_bytes:
         raise CheckpointError(
             f"{view.nbytes} bytes where {left_bytes} remain",

@@ -39,16 +39,44 @@ def lay_out_file(entries: Sequence[Entry], path: Path) -> FileLayout:
     ends = [0]
     for entry in ordered:
         ends.append(ends[-1] + entry.size_bytes)
-        tensors[entry.name] = {
-            "dtype": entry.dtype,
-            "shape": [entry.elements],
-            "data_offsets": ends[-2:],
-        }
-    text = json.dumps(tensors, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGN_BYTES)
-    header = len(text).to_bytes(8, "little") + text
+        tensors[entry.name] = _row(entry.dtype, entry.elements, *ends[-2:])
+    text = _text(tensors)
+    header = _header(text, -(8 + len(text)) % ALIGN_BYTES)
     offsets = tuple(len(header) + begin for begin in ends[:-1])
     return FileLayout(header, tuple(ordered), offsets, len(header) + ends[-1])
+
+
+def header_ahead(
+    placed: Sequence[tuple[Entry, int]], ahead_bytes: int, size_bytes: int
+) -> bytes | None:
+    """The header, of `ahead_bytes`, of a file of that size in which tensors lie at some offsets;
+    what is between them and behind them has names too. None where there is not so much room."""
+    tensors: dict[str, object] = {"__metadata__": _metadata([entry for entry, _ in placed])}
+    reached = ahead_bytes
+    for entry, begin in (*sorted(placed, key=lambda pair: pair[1]), (None, size_bytes)):
+        if begin > reached:
+            unused = reached - ahead_bytes, begin - ahead_bytes
+            tensors[f"unused@{reached}"] = _row("U8", begin - reached, *unused)
+        if entry is not None:
+            reached = begin + entry.size_bytes
+            ends = begin - ahead_bytes, reached - ahead_bytes
+            tensors[entry.name] = _row(entry.dtype, entry.elements, *ends)
+    text = _text(tensors)
+    spare_bytes = ahead_bytes - 8 - len(text)
+    return _header(text, spare_bytes) if spare_bytes >= 0 else None
+
+
+def _row(dtype: str, elements: int, begin: int, end: int) -> object:
+    return {"dtype": dtype, "shape": [elements], "data_offsets": [begin, end]}
+
+
+def _text(tensors: dict[str, object]) -> bytes:
+    return json.dumps(tensors, separators=(",", ":")).encode()
+
+
+def _header(text: bytes, spare_bytes: int) -> bytes:
+    text += b" " * spare_bytes
+    return len(text).to_bytes(8, "little") + text
 
 
 def _metadata(entries: Sequence[Entry]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from ratrain.readers.numbers import scaled, short
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 _PREFIXES = {**_DECIMAL, **_BINARY}
+DAY_S = 86_400
 
 BYTES: Mapping[str, float] = {f"{p}B": n for p, n in _PREFIXES.items()}
 BYTES_RATE: Mapping[str, float] = {

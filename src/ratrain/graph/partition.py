@@ -1,11 +1,12 @@
 """Which nodes lie together: partitions with few edges between them, of about the same size.
 
-KaMinPar where it is installed; else label propagation of our own, which needs nothing.
+KaMinPar where it is installed, or METIS; else label propagation of our own, which needs nothing.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -52,20 +53,20 @@ class Partition:
 def partitioned(
     graph: Csr, parts: int, how: str, seed: int, *, directed: bool
 ) -> tuple[Partition, str]:
-    """The graph's partition, and by what it was made. `how`: auto, kaminpar or own; `directed`:
-    whether an edge may have none back."""
+    """The graph's partition, and by what it was made. `how`: auto, or a name of `PARTITIONERS`;
+    `directed`: whether an edge may have none back."""
     if parts == 1:
         return Partition(np.arange(graph.nodes), np.array([0, graph.nodes])), "none"
-    installed = find_spec("kaminpar") is not None
-    if how == "kaminpar" and not installed:
+    if how == "auto":
+        how = next(name for name, by in PARTITIONERS.items() if by.installed)
+    by = PARTITIONERS[how]
+    if not by.installed:
         raise SpecError(
-            "needs the package kaminpar, which is not installed",
+            f"needs the package {by.package}, which is not installed",
             place="[memory] partitioner",
-            fix='pip install "ratrain[graph]", or write partitioner = "own"',
+            fix=f'pip install "ratrain[{by.extra}]", or write partitioner = "own"',
         )
-    if how != "own" and installed:
-        return of_labels(_by_kaminpar(graph, directed, parts, seed), parts), "kaminpar"
-    return of_labels(_by_propagation(graph, directed, parts, seed), parts), "own"
+    return of_labels(by.cut(graph, directed, parts, seed), parts), how
 
 
 def expansion(graph: Csr, partition: Partition) -> float:
@@ -103,6 +104,19 @@ def _by_kaminpar(graph: Csr, directed: bool, parts: int, seed: int) -> Ints:
         kaminpar.reseed(seed % 2**31)
         solver = kaminpar.KaMinPar(1, kaminpar.default_context())  # one thread: the same each time
         return np.asarray(solver.compute_partition(read, parts, SLACK), dtype=np.int64)
+
+
+def _by_metis(graph: Csr, directed: bool, parts: int, seed: int) -> Ints:
+    """K-way. It may leave partitions empty in a graph of few nodes."""
+    metis: Any = import_module("pymetis")
+    undirected = _undirected(graph, directed)
+    kind: Any = metis.zero_copy_dtype()
+    # METIS counts by how much in thousandths, and its seeds have 31 bits.
+    options = metis.Options(seed=seed % 2**31, ufactor=round(SLACK * 1000))
+    edges = metis.CSRAdjacency(undirected.starts.astype(kind), undirected.columns.astype(kind))
+    del undirected
+    _, labels = metis.part_graph(parts, edges, recursive=False, options=options)
+    return np.asarray(labels, dtype=np.int64)
 
 
 def _undirected(graph: Csr, directed: bool) -> Csr:
@@ -164,3 +178,25 @@ def _most_common(graph: Csr, run: slice, labels: Ints, fullness: np.ndarray) -> 
     last = np.flatnonzero(np.r_[node[order][1:] != node[order][:-1], True]) if len(node) else order
     best[node[order][last]] = label[order][last]
     return best
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """A way to cut nodes: given the graph, whether it is directed, partitions and a seed.
+    `package`: that it needs, which `extra` brings."""
+
+    cut: Callable[[Csr, bool, int, int], Ints]
+    package: str = ""
+    extra: str = ""
+
+    @property
+    def installed(self) -> bool:
+        return not self.package or find_spec(self.package) is not None
+
+
+PARTITIONERS = {
+    "kaminpar": Partitioner(_by_kaminpar, "kaminpar", "graph"),
+    "metis": Partitioner(_by_metis, "pymetis", "metis"),
+    "own": Partitioner(_by_propagation),
+}
+"""By name; `auto` is the first that is installed."""

@@ -26,6 +26,7 @@ from ratrain.errors import PeerDown, RatrainError, RunFailed
 from ratrain.graph.links import Links, connected
 from ratrain.graph.plan import Laid, Plan
 from ratrain.graph.program import GraphProgram, Layout, build
+from ratrain.graph.pulse import SILENT_S, Pulse, Watch
 from ratrain.graph.spec import GraphFile
 from ratrain.graph.train import Training, store_of
 from ratrain.storage import TierStore
@@ -54,6 +55,7 @@ class Beside:
 
     process: BaseProcess
     said: Connection
+    pulse: Pulse
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,13 @@ def begun(spec: GraphFile, plan: Plan, disk: Path, folder: Path) -> Crew:
     """Starts the processes of a plan."""
     beside: list[Beside] = []
     own, *others = connected(plan.processes)
-    links = Links(0, own, lambda error: _why(error, beside))
+    links = Links(0, own, lambda error: _why(error, beside, watch))
     store: TierStore | None = None
+    watch: Watch | None = None
 
     def close() -> None:
+        if watch is not None:
+            watch.end()
         links.close()
         _end(beside)
         if store is not None:
@@ -84,6 +89,8 @@ def begun(spec: GraphFile, plan: Plan, disk: Path, folder: Path) -> Crew:
         for process, sockets in enumerate(others, 1):
             task = Task(spec, plan.laid.of(process), plan.program.layout, disk, folder)
             beside.append(_started(process, task, sockets))
+        pulses = {number: each.pulse for number, each in enumerate(beside, 1)}
+        watch = Watch(pulses, links.close)
         laid = plan.laid.of(0)
         training = _training(spec, laid, plan.program, store, links)
     except BaseException:
@@ -116,17 +123,21 @@ def _started(process: int, task: Task, sockets: dict[int, socket.socket]) -> Bes
     """Starts one, with its ends of connections, which it alone has then."""
     context = multiprocessing.get_context("spawn")
     said, says = context.Pipe(duplex=False)
-    arguments = process, task, sockets, says
+    pulse = Pulse(context)
+    arguments = process, task, sockets, says, pulse
     started = context.Process(target=_serve, args=arguments, daemon=True)
     started.start()
     says.close()
     for each in sockets.values():
         each.close()
-    return Beside(started, said)
+    return Beside(started, said, pulse)
 
 
-def _serve(process: int, task: Task, sockets: dict[int, socket.socket], says: Connection) -> None:
+def _serve(
+    process: int, task: Task, sockets: dict[int, socket.socket], says: Connection, pulse: Pulse
+) -> None:
     """Trains until the first process has gone."""
+    pulse.begin()
     if sys.platform == "linux":  # of one that is killed nothing holds the folder any longer
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (*STOPS, signal.SIGINT):  # the first says when it is over
@@ -165,8 +176,17 @@ def _end(beside: list[Beside]) -> None:
             each.process.join()
 
 
-def _why(error: PeerDown, beside: list[Beside]) -> RatrainError:
+def _why(error: PeerDown, beside: list[Beside], watch: Watch | None) -> RatrainError:
     """Why a process has gone: what it said itself, else how it ended."""
+    if watch is not None and watch.silent is not None:
+        silent = beside[watch.silent - 1].process
+        if silent.exitcode is None:  # it would not end by itself
+            silent.kill()
+            return RunFailed(
+                f"gave no sign of life for {SILENT_S:g} s: it was stopped, or had no processor",
+                place=f"process {watch.silent} of {len(beside) + 1}",
+                fix="let it run, then go on with --resume",
+            )
     _end(beside)
     for number, each in enumerate(beside, 1):
         try:

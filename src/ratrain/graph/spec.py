@@ -93,7 +93,7 @@ class MemoryKeys:
     disk: FileName | None = None  # a folder for what does not fit; default: in the run's folder
     processes: Processes = 1  # of this machine, which divide the partitions
     parts: Parts = 0  # partitions of the nodes; 0: as the budget asks for
-    partitioner: Literal["auto", "kaminpar", "own"] = "auto"
+    partitioner: Literal["auto", "kaminpar", "metis", "own"] = "auto"  # auto: the first installed
     mode: Mode = "auto"  # how memory is used; auto: the one that moves the fewest bytes
     disk_read_bytes_per_s: RateBytesPerS = 1.7e9  # of the disk, for the predicted time
     disk_write_bytes_per_s: RateBytesPerS = 1.5e9  # the same of writing

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ratrain.describe.lines import wrapped
-from ratrain.describe.units import counted, format_bytes, format_long_time, format_time
+from ratrain.describe.units import DAY_S, counted, format_bytes, format_long_time, format_time
 from ratrain.program.families import DEVICE, GROUPS
 from ratrain.program.kind import Kind, Waiting
 from ratrain.program.setup import Setup
 from ratrain.program.text.family_groups import grouped
-from ratrain.program.tiers import TIER_WORDS
+from ratrain.program.tiers import DISK, TIER_WORDS
 from ratrain.simulate.moved import Moved, moved_by
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
@@ -148,7 +148,9 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     for moved in _moved(simulation).values():
         read, written = map(format_bytes, (moved.read_bytes, moved.written_bytes))
         most = f" on rank {moved.rank}, the most" if len(simulation.ranks) > 1 else ""
-        yield from wrapped(f"{moved.tier}: {read} read and {written} written a step{most}")
+        a_day = format_bytes(moved.written_bytes / simulation.step_time_s * DAY_S)
+        wear = f"; {a_day} written a day" if moved.tier == DISK else ""
+        yield from wrapped(f"{moved.tier}: {read} read and {written} written a step{most}{wear}")
     waits = ", ".join(
         f"{kind.words} {format_time(time_s)}"
         for kind, time_s in simulation.exposed_s.items()

@@ -6,6 +6,7 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
+from stat import S_IMODE
 from typing import Protocol
 
 from ratrain.storage.pages import PAGE, page_buffer
@@ -35,6 +36,10 @@ class Files(Protocol):
 
     def forget(self, file: int) -> None:
         """Lets the page cache drop what it has of a flushed file."""
+        ...
+
+    def link(self, path: Path, to: Path) -> None:
+        """Gives a file another name, under which all may read it."""
         ...
 
     def free_bytes(self, folder: Path) -> int: ...
@@ -87,6 +92,14 @@ class OsFiles:
         if hasattr(os, "posix_fadvise"):
             with suppress(OSError):
                 os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def link(self, path: Path, to: Path) -> None:
+        made = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)  # as the umask has it
+        mode = os.fstat(made).st_mode
+        os.close(made)
+        to.unlink()
+        path.chmod(S_IMODE(mode))
+        os.link(path, to)
 
     def free_bytes(self, folder: Path) -> int:
         stat = os.statvfs(folder)

@@ -4,11 +4,16 @@ Every state has an extent of its own, whose blocks exist before the first step: 
 fill later stops no step. A write is followed by a block that names state, size and version, and a
 read looks at that first: what another has cut, or what is not the version last written, is an error
 and never a tensor. Transfers are cut into blocks that a few threads move past the page cache.
+
+A state's file may be given away as it is, as to a checkpoint: its next version goes to another
+extent, whose blocks exist by then too. That is why no file is cloned (FICLONE): of a clone every
+block that is written next has yet to be found, and a disk that others filled would stop the step.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -81,15 +86,23 @@ class Traffic:
 
 @dataclass
 class _Extent:
+    """Room for what a file says of itself once it is given away, the state, and its label."""
+
     path: Path
     file: int
     size_bytes: int
+    data_at: int = 0
     version: int = 0
+    following: tuple[Path, int] | None = None  # the file of the next version, and it open
     lock: Lock = field(default_factory=Lock)
 
     @property
-    def label_at(self) -> int:
+    def room(self) -> int:
         return in_pages(self.size_bytes)
+
+    @property
+    def label_at(self) -> int:
+        return self.data_at + self.room
 
     @property
     def length(self) -> int:
@@ -136,17 +149,19 @@ class TierStore:
 
     # ---- extents ------------------------------------------------------------------------
 
-    def reserve(self, sizes: Mapping[Key, int]) -> None:
+    def reserve(self, sizes: Mapping[Key, int], ahead_bytes: int = 0) -> None:
         """Makes an extent for each state that has none, or for none: what does not fit is said
-        before anything is written."""
+        before anything is written. `ahead_bytes`: what their files may say of themselves when they
+        are given away."""
+        ahead = in_pages(ahead_bytes)
         new = {key: size for key, size in sizes.items() if key not in self._extents}
-        needed = sum(in_pages(size) + PAGE for size in new.values())
+        needed = sum(ahead + in_pages(size) + PAGE for size in new.values())
         self._require(needed)
         made: list[Key] = []
         try:
             for key, size in new.items():
                 made.append(key)
-                self._make(key, size)
+                self._make(key, size, ahead)
         except OSError as error:
             self._drop(made)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -155,22 +170,75 @@ class TierStore:
 
     def require(self, size_bytes: int, states: int) -> None:
         """Says beforehand where the disk has no room for so many states of that size in all."""
-        self._require(size_bytes + states * 2 * PAGE)
+        self._require(size_bytes + states * 4 * PAGE)
 
     def length(self, key: Key) -> int:
         """Bytes of a buffer for a state: whole pages."""
-        return self._extents[key].label_at
+        return self._extents[key].room
 
     def _require(self, length: int) -> None:
         needed, free = length + SPARE_BYTES, self._files.free_bytes(self.path)
         if needed > free:
             raise self._full(needed, free)
 
-    def _make(self, key: Key, size_bytes: int) -> None:
+    def _make(self, key: Key, size_bytes: int, ahead_bytes: int) -> None:
         path = self.path / key.name
         file = self._files.open(path, direct=self.direct)
-        extent = self._extents[key] = _Extent(path, file, size_bytes)
+        extent = self._extents[key] = _Extent(path, file, size_bytes, ahead_bytes)
         self._files.allocate(file, extent.length)
+
+    # ---- files given away ---------------------------------------------------------------
+
+    def can_give(self, folder: Path) -> bool:
+        """Whether files can be given to a folder: it is on the same file system, which has links.
+        Tried out."""
+        probe = self.path / f".link-{os.getpid()}"
+        to = folder / probe.name
+        try:
+            self._files.close(self._files.open(probe, direct=False))
+            self._files.link(probe, to)
+        except OSError:
+            return False
+        finally:
+            probe.unlink(missing_ok=True)
+            to.unlink(missing_ok=True)
+        return True
+
+    def place(self, key: Key) -> tuple[int, int]:
+        """Where in its file a state begins, and how long the file is."""
+        extent = self._extents[key]
+        return extent.data_at, extent.length
+
+    def give(self, key: Key, ahead: bytes, to: Path) -> None:
+        """Gives the file of the version last written to whoever has the name `to`: it never changes
+        again, but for its beginning, which becomes `ahead`. To be called while nobody writes the
+        state. On an error the store has what it had; `OSError` is the system's."""
+        extent = self._extents[key]
+        assert extent.following is None and len(ahead) == extent.data_at, key.name
+        other = f"{key.name}.other"
+        path = self.path / (key.name if extent.path.name == other else other)
+        file = self._files.open(path, direct=self.direct)
+        try:
+            self._files.allocate(file, extent.length)
+            if ahead:
+                block = page_buffer(len(ahead))
+                block[:] = ahead
+                self._whole(key, extent, self._files.write, block, 0, "written")
+            self._files.flush(extent.file)
+            self._files.link(extent.path, to)
+        except BaseException:
+            self._files.close(file)
+            path.unlink(missing_ok=True)
+            raise
+        with extent.lock:
+            extent.following = path, file
+
+    def _turn(self, extent: _Extent) -> None:
+        """Leaves a file that was given away."""
+        if extent.following is not None:
+            self._files.close(extent.file)
+            extent.path.unlink(missing_ok=True)
+            (extent.path, extent.file), extent.following = extent.following, None
 
     def _full(self, needed: int, free: int) -> StorageError:
         return StorageError(
@@ -188,6 +256,7 @@ class TierStore:
         extent = self._extents[key]
         with extent.lock:
             began_s = time.perf_counter()
+            self._turn(extent)
             self._each_block(key, extent, self._files.write, data, "written")
             version = extent.version + 1
             block = label(key.name, version, extent.size_bytes)
@@ -196,7 +265,7 @@ class TierStore:
                 self.flush(key)
                 self._files.forget(extent.file)
             extent.version = version
-            self.traffic.add_written(extent.length, time.perf_counter() - began_s)
+            self.traffic.add_written(extent.room + PAGE, time.perf_counter() - began_s)
 
     def read(self, key: Key, into: memoryview) -> None:
         """Reads the version last written; `into` as `data` of `write`."""
@@ -214,7 +283,7 @@ class TierStore:
                     fix="let nothing else write there, and resume the run from its checkpoint",
                 )
             self._each_block(key, extent, self._files.read, into, "read")
-            self.traffic.add_read(extent.length, time.perf_counter() - began_s)
+            self.traffic.add_read(extent.room + PAGE, time.perf_counter() - began_s)
 
     def flush(self, key: Key) -> None:
         """Waits until the disk has what was written. What fails is lost: the system may say of a
@@ -234,12 +303,18 @@ class TierStore:
         done: str,
     ) -> None:
         """Moves all blocks at once, and waits for all of them."""
-        size = extent.label_at
+        size = extent.room
         assert len(buffer) >= size, f"{key.name}: a buffer of {len(buffer)} bytes for {size}"
         step = min(self._limits.block_bytes, MOST_AT_ONCE)
         blocks = [
             self._pool.submit(
-                self._whole, key, extent, move, buffer[at : min(at + step, size)], at, done
+                self._whole,
+                key,
+                extent,
+                move,
+                buffer[at : min(at + step, size)],
+                extent.data_at + at,
+                done,
             )
             for at in range(0, size, step)
         ]
@@ -298,5 +373,6 @@ class TierStore:
 
     def _drop(self, keys: Iterable[Key]) -> None:
         for extent in (self._extents.pop(key) for key in keys if key in self._extents):
+            self._turn(extent)
             self._files.close(extent.file)
             extent.path.unlink(missing_ok=True)

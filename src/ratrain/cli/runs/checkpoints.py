@@ -269,7 +269,7 @@ def _row(checkpoint: Listed) -> dict[str, Any]:
         "complete": True,
         "model": meta.model,
         "config_hash": meta.config_hash,
-        "ranks": len(checkpoint.manifest.files),
+        "ranks": checkpoint.manifest.ranks,
         "size_bytes": checkpoint.manifest.size_bytes,
         "created_s": checkpoint.manifest.created_s,
         "elsewhere": _elsewhere(checkpoint),
@@ -282,7 +282,7 @@ def _line(checkpoint: Listed, verified: bool, best: Best | None) -> str:
 
     if checkpoint.manifest is None:
         return f"{checkpoint.path.name:15}DAMAGED\n  {checkpoint.problem}"
-    ranks, elsewhere = len(checkpoint.manifest.files), _elsewhere(checkpoint)
+    ranks, elsewhere = checkpoint.manifest.ranks, _elsewhere(checkpoint)
     line = (
         f"{checkpoint.path.name:15}{'verified' if verified else 'complete'}"
         f"{format_bytes(checkpoint.manifest.size_bytes):>10}  {counted(ranks, 'rank'):>11}"

@@ -186,7 +186,7 @@ def _planned(file: Path, folder: Path, epochs: int | None = None) -> tuple[Graph
 
 
 def _plan_lines(plan: Plan) -> Iterator[str]:
-    from ratrain.describe.units import counted, format_bytes, format_time
+    from ratrain.describe.units import DAY_S, counted, format_bytes, format_time
     from ratrain.graph import MODES
 
     laid, layout = plan.laid, plan.program.layout
@@ -210,6 +210,9 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
         f"an epoch   reads {format_bytes(plan.read_bytes)}, writes "
         f"{format_bytes(plan.written_bytes)}; {format_bytes(plan.disk_bytes)} of disk"
     )
+    if plan.written_bytes:
+        a_day = format_bytes(plan.written_bytes / plan.epoch_s * DAY_S)
+        yield f"{'':11}{a_day} written a day, epoch after epoch"
     if plan.processes > 1:
         yield f"{'':11}{format_bytes(plan.sent_bytes)} go from process to process"
     yield f"{'':11}{format_time(plan.epoch_s)} predicted, with assumed rates of computing"

@@ -7,6 +7,7 @@ from ratrain.program.binding import Binding
 from ratrain.program.kind import Cost, Lane, Scope
 from ratrain.program.kinds.gradients import new_residual
 from ratrain.program.rules import declare
+from ratrain.program.tiers import DISK, TIERS
 from ratrain.program.uses import Ops
 
 
@@ -14,9 +15,13 @@ def _save(b: Binding, ops: Ops) -> None:
     """Save: the new optimizer and the new weights in, the new residual where errors are fed back,
     and what else checkpoints hold. The next step's writes wait for it. Of a frozen unit: nothing.
     Of one whose optimizer is in another tier it reads what the update has just left on the device,
-    in slots that later updates of the step wait for: weights are read before they are gathered."""
+    in slots that later updates of the step wait for: weights are read before they are gathered.
+    What is on disk it reads there too: a checkpoint takes the file, before the next step writes
+    it."""
     ops = ops.where(b.unit.trained[ops.unit])
     b.reads(ops, b.new_optimizer(ops))
+    on_disk = ops.where(b.unit.tiers["optimizer"][ops.unit] == TIERS.index(DISK))
+    b.in_tiers("optimizer", on_disk, lambda there, before: b.reads(there, before.next()))
     for family in dict.fromkeys(saved.family for saved in SAVED.declared):
         if family in ("", "residual"):  # of which there are other versions
             continue

@@ -4,15 +4,16 @@ A Save reads the states of one unit between its update and the next one. In step
 save it does nothing. The first Save of a saving step opens the rank's file, the last one closes
 it; then the first rank on each disk writes the manifest and gives the checkpoint its name, so it is
 complete or absent. Where checkpoints are in an object store, what was written is then on its way
-there while the run goes on (`checkpoint/upload.py`).
+there while the run goes on (`checkpoint/upload.py`). Of states on disk it takes the files as they
+are where it can (`given_files.py`).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,7 +24,7 @@ from ratrain.checkpoint.best import Best, read_best, write_best
 from ratrain.checkpoint.entries import Entry, clipped
 from ratrain.checkpoint.folder import begin, discard, partial_path, publish, rank_path, seal, url_of
 from ratrain.checkpoint.listing import prune
-from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord, Spread
+from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord, Spread, own_file
 from ratrain.checkpoint.own import own_kind
 from ratrain.checkpoint.shard_writer import ShardWriter
 from ratrain.checkpoint.upload import Ending, Upload
@@ -32,6 +33,7 @@ from ratrain.describe.saved import WEIGHTS, saved_as
 from ratrain.objects.client import close_stores
 from ratrain.objects.remote import Remote
 from ratrain.readers.json import as_table, parse_json
+from ratrain.runtime.rank.given_files import GivenFiles
 from ratrain.runtime.rank.joining.membership import Membership
 from ratrain.runtime.step.exchange.slots import Slots
 from ratrain.runtime.step.network.network import Network
@@ -84,6 +86,7 @@ class CheckpointSaver:
         self._network, self._is_last = network, is_last
         self._state_after, self._require_owned = state_after, require_owned
         self._writer: ShardWriter | None = None
+        self._given = GivenFiles(states, spec.optimizer, rank)
         self._upload: Upload | None = None
         self._partial, self._once = Path(), ""  # what no other save's files are called
         self._url = url_of(spec.run)
@@ -103,7 +106,7 @@ class CheckpointSaver:
         if not self._due:
             return
         assert self._writer is not None
-        for entry, pieces in written(unit, self._spec.optimizer):
+        for entry, pieces in self._given.take(unit, written(unit, self._spec.optimizer)):
             for piece in pieces:
                 self._writer.write(entry.name, piece.detach().cpu().numpy())
         self._left.remove(unit.name)
@@ -128,18 +131,20 @@ class CheckpointSaver:
             begin(run, step + 1)
         self._network.exchange_bytes(b"")
         self._partial = partial_path(run, step + 1)
-        entries = [
-            entry for unit in self._states.units for entry, _ in written(unit, self._spec.optimizer)
-        ]
+        found = {
+            unit.name: [entry for entry, _ in written(unit, self._spec.optimizer)]
+            for unit in self._states.units
+        }
+        rest = self._given.begin(self._partial, found, linked=self._url is None)
         self._once = once
-        self._writer = ShardWriter(rank_path(self._partial, self._rank, once), entries)
+        self._writer = ShardWriter(rank_path(self._partial, self._rank, once), rest)
         self._left = {unit.name for unit in self._states.units}
 
     def _close(self, step: int) -> None:
         assert self._writer is not None
-        record = self._writer.finish()
+        records = self._writer.finish(), *self._given.records
         self._writer = None
-        body = {"record": record.as_json(), "now_s": time.time()}
+        body = {"records": [record.as_json() for record in records], "now_s": time.time()}
         replies = [
             as_table(*parse_json(row, "a rank's record"))[0]
             for row in self._network.exchange_bytes(
@@ -191,9 +196,11 @@ class CheckpointSaver:
     def _manifest(
         self, step: int, replies: list[dict[str, Any]], spread: Spread | None
     ) -> Manifest:
-        records = (RankRecord.of_json(row["record"]) for row in replies)
+        records = (RankRecord.of_json(each) for row in replies for each in row["records"])
         ordered = tuple(sorted(records, key=lambda record: record.file))
-        return Manifest(self._meta(step), replies[0]["now_s"], ordered, spread)
+        return Manifest(
+            self._meta(step), replies[0]["now_s"], ordered, spread and _of_all(spread, ordered)
+        )
 
     def validated(self, step: int, loss: float) -> None:
         """Names what was saved after that many steps as the best, where it is; then the one before
@@ -216,6 +223,12 @@ class CheckpointSaver:
     def _meta(self, step: int) -> Meta:
         spec, state = self._spec, {**self._spec.state, **self._state_after(step)}
         return Meta(step + 1, spec.model, spec.config_hash, spec.unit_sizes, state)
+
+
+def _of_all(spread: Spread, records: Sequence[RankRecord]) -> Spread:
+    """The same, of all files of the ranks whose disks it says."""
+    disk_of = {record.file: spread.disk_of[own_file(record.file)] for record in records}
+    return replace(spread, disk_of=disk_of)
 
 
 def written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iterator[Tensor]]]:

@@ -6,7 +6,7 @@ Away, each is one run of bytes; in a slot they are tensors again, at the same pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ratrain.describe.optimizers import Plain
 from ratrain.devices import Device
 from ratrain.runtime.step.below import Tier, page_tensor
 from ratrain.runtime.step.optimizer import OwnedPart
@@ -22,6 +23,8 @@ from ratrain.storage import Key as StoredKey
 
 Clock = Callable[[], float]
 """Seconds: on the wall, or of a processor."""
+HEADER_BYTES = 640
+"""Of a file, for what it says of itself, and of each of its tensors; more is not needed."""
 ALIGN = 64
 """Bytes: where a tensor of any dtype may begin."""
 
@@ -37,6 +40,11 @@ class AwayUnit(Protocol):
 
     @property
     def size_bytes(self) -> int: ...
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Of its file: for what a checkpoint that takes the file says of it."""
+        ...
 
     def fill(self, slot: Tensor) -> None:
         """Copies the states into a slot."""
@@ -64,7 +72,33 @@ class AwayOptimizer:
             not any(begin <= part.weights.data_ptr() < end for begin, end in memory)
             for part in self._parts
         ]
+        self.places = self._places()
+        self.ahead_bytes = HEADER_BYTES * (1 + len(self.places))
         self.size_bytes = self._each(lambda tensor, _: tensor)
+
+    def _places(self) -> Mapping[tuple[int, int], int]:
+        """Where what is kept as fp32 numbers, one an element, begins: by its part's number and its
+        own, 0 for the master weights and from 1 on for states."""
+        begins: list[int] = []
+
+        def begun(tensor: Tensor, at: int) -> Tensor:
+            begins.append(at)
+            return tensor
+
+        self._each(begun)
+        left, places = iter(begins), dict[tuple[int, int], int]()
+        for number, (part, with_master) in enumerate(zip(self._parts, self._masters, strict=True)):
+            held = (Plain(part.weights), *part.states) if with_master else part.states
+            for state, each in enumerate(held, 0 if with_master else 1):
+                at = next(left)
+                if isinstance(each, Plain):
+                    places[number, state] = at
+                else:
+                    tensors: list[Tensor] = []
+                    mapped(each, lambda tensor, found=tensors: found.append(tensor) or tensor)
+                    for _ in tensors[1:]:
+                        next(left)
+        return places
 
     def fill(self, slot: Tensor) -> None:
         def filled(tensor: Tensor, at: int) -> Tensor:
@@ -109,6 +143,7 @@ class AwayFlat:
     sort: str = "view"
     dtype: torch.dtype = torch.float32
     elements: int = 0
+    ahead_bytes: int = 0
 
     def __post_init__(self) -> None:
         assert self.first is not None
@@ -171,7 +206,7 @@ class AwayStates:
 
     def add(self, index: int, unit: AwayUnit) -> None:
         """A unit's states go to the tier."""
-        unit.tier.reserve(unit.key, unit.size_bytes)
+        unit.tier.reserve(unit.key, unit.size_bytes, unit.ahead_bytes)
         slot = page_tensor(unit.size_bytes, self._device)
         unit.fill(slot)
         unit.tier.store(unit.key, slot)
@@ -179,6 +214,10 @@ class AwayStates:
         unit.detach()
         self._units[index] = unit
         self._moved.add(index)
+
+    def unit(self, index: int) -> AwayUnit | None:
+        """A unit whose states of this sort wait elsewhere."""
+        return self._units.get(index)
 
     def hold(self, index: int, unit: AwayUnit) -> None:
         """A unit that needs slots, and never leaves them for the tier."""

@@ -19,8 +19,13 @@ class Tier(Protocol):
     @property
     def traffic(self) -> Traffic: ...
 
-    def reserve(self, key: StoredKey, size_bytes: int) -> None:
-        """Makes room for a state."""
+    @property
+    def files(self) -> TierStore | None:
+        """The store of its files, where it has any."""
+        ...
+
+    def reserve(self, key: StoredKey, size_bytes: int, ahead_bytes: int = 0) -> None:
+        """Makes room for a state. `ahead_bytes`: as `TierStore.reserve` has them."""
         ...
 
     def fetch(self, key: StoredKey, slot: Tensor) -> None: ...
@@ -43,7 +48,11 @@ class HostTier:
         self._held: dict[StoredKey, Tensor] = {}
         self.traffic = Traffic()
 
-    def reserve(self, key: StoredKey, size_bytes: int) -> None:
+    @property
+    def files(self) -> TierStore | None:
+        return None
+
+    def reserve(self, key: StoredKey, size_bytes: int, ahead_bytes: int = 0) -> None:
         if self._pinned:
             self._held[key] = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
         else:
@@ -79,8 +88,12 @@ class DiskTier:
     def traffic(self) -> Traffic:
         return self._store.traffic
 
-    def reserve(self, key: StoredKey, size_bytes: int) -> None:
-        self._store.reserve({key: size_bytes})
+    @property
+    def files(self) -> TierStore | None:
+        return self._store
+
+    def reserve(self, key: StoredKey, size_bytes: int, ahead_bytes: int = 0) -> None:
+        self._store.reserve({key: size_bytes}, ahead_bytes)
 
     def fetch(self, key: StoredKey, slot: Tensor) -> None:
         size, buffer = self._store.length(key), self._buffer(f"fetch {key.family}", slot)
