@@ -136,11 +136,12 @@ class DraftSearch:
 
     def _ranks_s(self, draft: Draft) -> float:
         """What ranks it in the beam. Behind all others where states travel with every
-        micro-batch: never faster than where all fits without."""
+        micro-batch: never faster than where all fits without. Members gather once."""
         clock_s = self._clock_s(draft)
         if clock_s is not None:
             return clock_s
-        return draft.estimate_s * (limits.BEHIND if _exchanges_more(draft.state) else 1.0)
+        is_behind = _exchanges_more(draft.state) and not draft.has_members
+        return draft.estimate_s * (limits.BEHIND if is_behind else 1.0)
 
     def near(self, draft: Draft) -> Iterable[Draft]:
         """Changes of a draft that train if it does."""
