@@ -28,7 +28,15 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.clock import StageClock
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import Part, part_of
-from ratrain.plan.draft.pools import Post, Shape, in_division, pools_of, tensor_degrees, used_of
+from ratrain.plan.draft.pools import (
+    Post,
+    Shape,
+    in_division,
+    pipeline_of,
+    pools_of,
+    tensor_degrees,
+    used_of,
+)
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
@@ -85,7 +93,7 @@ class AllPlans:
         """Holds the bound of a plan that was simulated against its step."""
         state = draft.state if draft.state in (LOCAL, LEVEL_1) else LEVEL_1
         parts = [
-            part_of(self._stages, p.shape, p.micro_batch, len(draft.parts), state, p.layers)
+            part_of(self._stages, p.members, p.micro_batch, len(draft.parts), state, p.layers)
             for p in draft.parts
         ]
         loose = tuple(part for part in parts if part is not None)
@@ -221,7 +229,7 @@ class AllPlans:
             if sequences % size:
                 continue
             for layers in _cuts(self.cluster.layers, len(shape)):
-                part = part_of(self._stages, shape, size, data, state, layers)
+                part = part_of(self._stages, pipeline_of(shape), size, data, state, layers)
                 share = sequences // size
                 if part is None or _compute_s(part, share) >= self.best_s:
                     continue
@@ -240,7 +248,7 @@ def _compute_s(part: Part, share: int) -> float:
     """What a replica's compute alone takes: each stage waits for the first micro-batch to come, and
     its gradient goes back the same way."""
     ahead_s = longest_s = 0.0
-    for work in part.works:
+    for (work,) in part.works:
         longest_s = max(longest_s, ahead_s + share * work.busy_s)
         ahead_s += work.busy_s
     return longest_s

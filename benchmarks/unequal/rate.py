@@ -27,7 +27,7 @@ from random_clusters import Cluster, Kind, write_job
 from ratrain.plan.draft.clock import StageClock
 from ratrain.plan.draft.draft import Draft, shared
 from ratrain.plan.draft.parts import Part, part_of
-from ratrain.plan.draft.pools import Post, pools_of
+from ratrain.plan.draft.pools import Post, pipeline_of, pools_of
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
@@ -81,7 +81,7 @@ def random_drafts(stages: Stages, replicas: int, rng: Random) -> Iterator[Draft]
         shapes = [tuple(posts[a:b]) for a, b in pairwise(cuts)]
         parts: list[Part] = []
         for shape in shapes:
-            part = part_of(stages, shape, 1, replicas, state)
+            part = part_of(stages, pipeline_of(shape), 1, replicas, state)
             assert part is not None, "memory is ample"
             parts.append(part)
         yield shared(stages, parts, [MICRO_BATCHES] * replicas, state)

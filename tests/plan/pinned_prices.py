@@ -190,11 +190,15 @@ def of_drafts(spec: JobSpec) -> Iterator[tuple[str, float]]:
             name = f"{state.sharding}{state.sharded_gradients:d} {number}"
             yield f"{name} estimates", weighed([each.estimate_s for each in near])
             yield f"{name} alone", weighed([each.alone_s for each in near])
-            yield f"{name} least", weighed([each.least_s for each in near])
+            yield f"{name} ops", weighed([space.clock.ops(each) for each in near])
             clocks = [space.clock.step_s(each) for each in near[:3]]
             yield f"{name} clocks", weighed([each or 0.0 for each in clocks])
     several = list(islice(members_seeds(space, 1e9), 60))
     yield "members", weighed([draft.estimate_s for draft in several])
+    yield (
+        "0 clocks of members",
+        weighed([space.clock.step_s(draft) or 0.0 for draft in several[:20]]),
+    )
 
 
 def priced(name: str) -> dict[str, float]:

@@ -54,7 +54,6 @@ PRICED = (
     "plan/case/kinds.py",
     "plan/draft/clock.py",
     "plan/draft/draft.py",
-    "plan/draft/members.py",
     "plan/draft/parts.py",
     "plan/draft/stage_ops.py",
     "plan/draft/stages.py",

@@ -14,7 +14,7 @@ import pytest
 
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import Part, part_of
-from ratrain.plan.draft.pools import Shape, used_of
+from ratrain.plan.draft.pools import Shape, pipeline_of, used_of
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.tried import timed
@@ -48,7 +48,7 @@ def random_draft(every: Any, rng: Random, state: StateMode) -> Draft | None:
         free = [b - a for a, b in zip(used(shape, free), free, strict=True)]
         ends = sorted(rng.sample(range(1, every.cluster.layers), len(shape) - 1))
         cut = tuple(b - a for a, b in zip([0, *ends], [*ends, every.cluster.layers], strict=True))
-        part = part_of(every._stages, shape, 1, data, state, cut)
+        part = part_of(every._stages, pipeline_of(shape), 1, data, state, cut)
         assert part is not None, "memory is ample"
         is_last = len(parts) == data - 1
         shares.append(left if is_last else rng.randint(1, left))

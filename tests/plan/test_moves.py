@@ -19,7 +19,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.pools import Post, Shape
-from ratrain.plan.draft.space import Side, Space, sides_of
+from ratrain.plan.draft.space import Space, side_of, sides_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.beam import Beam, seeds
 from ratrain.plan.search.every_plan import plan_of_job
@@ -120,7 +120,7 @@ def test_a_move_of_one_s_own_is_found_by_the_search(
     def turned_round(space: Space, draft: Draft) -> Drafts:
         for side in sides_of(draft):
             if side.shape == turned:
-                yield space.draft([Side(wanted, side.micro_batch)], draft.state)
+                yield space.draft([side_of(wanted, side.micro_batch)], draft.state)
 
     monkeypatch.setattr(MOVES, "_known", {})
     assert not found()

@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from drawn_clusters import drawn
 from random_jobs import job
 from test_left_out import job_file
 
@@ -16,11 +17,13 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.clock import StageClock
 from ratrain.plan.draft.draft import Draft, shared
 from ratrain.plan.draft.parts import part_of
-from ratrain.plan.draft.pools import Post, pools_of
+from ratrain.plan.draft.pools import Post, pipeline_of, pools_of
+from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stage_ops import kept_of, replica_ops
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
+from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.tried import timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import strategy
@@ -52,7 +55,7 @@ def random_draft(stages: Stages, rng: Random, state: StateMode = LEVEL_1) -> Dra
         cuts = sorted(rng.sample(range(1, layers), min(end - first, layers) - 1))
         cut = tuple(b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True))
         shape = tuple(posts[first : first + len(cut)])
-        parts.append(part_of(stages, shape, 1, data, state, cut))
+        parts.append(part_of(stages, pipeline_of(shape), 1, data, state, cut))
     shares = sorted(rng.sample(range(1, sequences), data - 1))
     shares = [b - a for a, b in zip([0, *shares], [*shares, sequences], strict=True)]
     fitting = [part for part in parts if part is not None]
@@ -83,6 +86,26 @@ def test_error_feedback_takes_as_long_as_in_the_whole_program(tmp_path: Path, le
     spec = unequal_job(tmp_path, sequences=8)
     spec = replace(spec, schedule=replace(spec.schedule, gradient_wire="bf16", error_feedback=True))
     assert max(gaps(stages_of(spec), 6, 13, StateMode(level, False))) < 1e-9
+
+
+@pytest.mark.parametrize("without", [(), ("update-prefetch",)])
+def test_stages_of_several_members_take_as_long_as_in_the_whole_program(
+    tmp_path: Path, without: tuple[str, ...]
+) -> None:
+    """In one replica and in several, with members of any speed."""
+    spec = unequal_job(tmp_path, sequences=8)
+    spec = replace(spec, schedule=replace(spec.schedule, without=without))
+    stages = stages_of(spec)
+    space = Space(stages, (LEVEL_1,))
+    drafts, dice = list(members_seeds(space, inf)), Random(3)
+    alone = [draft for draft in drafts if len(draft.parts) == 1]
+    several = [draft for draft in drafts if len(draft.parts) > 1]
+    off: list[float] = []
+    for draft in (*dice.sample(alone, 8), *dice.sample(several, 4)):
+        plan, stage_s = timed(spec, stages.pools, draft, inf)[0], space.clock.step_s(draft)
+        off.append(inf if plan is None or stage_s is None else abs(stage_s / plan.step_s - 1))
+    assert sorted(off)[8] < 1e-9, off
+    assert max(off) < 0.02, off  # a short and a long step may alternate
 
 
 @pytest.mark.slow
@@ -153,6 +176,17 @@ def test_the_interpreted_clock_says_the_same_to_the_bit(tmp_path: Path) -> None:
     for _ in range(3):
         draft = random_draft(stages, rng)
         assert draft is not None
+        assert clock.step_s(draft) == clock.step_s(draft, compiled=False)
+
+
+def test_a_cluster_may_say_rates_in_whole_numbers() -> None:
+    """The compiled clock reads floating ones."""
+    spec = drawn("sites", 1)
+    assert {type(link.bandwidth_bytes_per_s) for link in spec.cluster.spec.links.values()} >= {int}
+    stages, rng = stages_of(spec), Random(5)
+    clock = StageClock(stages)
+    drafts = [draft for draft in (random_draft(stages, rng) for _ in range(8)) if draft]
+    for draft in drafts:
         assert clock.step_s(draft) == clock.step_s(draft, compiled=False)
 
 

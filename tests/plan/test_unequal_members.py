@@ -22,7 +22,6 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.case.case import Case, case_of_plan
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.on_devices import plans_of
-from ratrain.plan.draft.parts import Member
 from ratrain.plan.draft.space import Space
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import parse_plan
@@ -32,7 +31,7 @@ from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.drafts import DraftSearch
 from ratrain.plan.search.limits import effort_of
-from ratrain.plan.search.members_seeds import Ideas, members_seeds
+from ratrain.plan.search.members_seeds import Idea, Ideas, members_seeds
 from ratrain.plan.search.moves import changed
 from ratrain.plan.search.tried import Timed, fastest_of
 from ratrain.program.replicas import Recovery
@@ -78,18 +77,19 @@ def recovering(draft: Draft) -> Draft:
     parts = [
         replace(
             part,
-            works=tuple(work._replace(recovery=Recovery.FORWARD) for work in part.works),
-            beside=tuple(
-                tuple(
-                    Member(post, work and work._replace(recovery=Recovery.FORWARD))
-                    for post, work in others
-                )
-                for others in part.beside
+            works=tuple(
+                tuple(work._replace(recovery=Recovery.FORWARD) for work in works)
+                for works in part.works
             ),
         )
         for part in draft.parts
     ]
     return replace(draft, parts=tuple(parts))
+
+
+def holds_alone(idea: Idea) -> bool:
+    """Whether a device of it holds a stage and computes nothing."""
+    return any(stage.holding for members in idea.pipelines for stage in members)
 
 
 def with_budget(spec: JobSpec, budget: int) -> JobSpec:
@@ -130,7 +130,7 @@ def test_no_device_is_twice_in_a_draft_and_every_micro_batch_has_one_server_in_e
 def test_members_share_a_stage_by_their_speed(tmp_path: Path) -> None:
     for draft in drafts_of(space_of(two_kinds(tmp_path, sequences=48))):
         for part, share in zip(draft.parts, draft.shares, strict=True):
-            for works, shares in zip(part.computing, part.serves(share), strict=True):
+            for works, shares in zip(part.works, part.serves(share), strict=True):
                 rates = [1 / work.busy_s for work in works]
                 for rate, of_member in zip(rates, shares, strict=True):
                     assert abs(len(of_member) - share * rate / sum(rates)) <= 1
@@ -146,8 +146,8 @@ def test_no_plan_is_faster_than_its_draft_says_and_processes_can_run_all(tmp_pat
             plans = plans_of(spec, space.stages.pools, draft)
             timed, short = fastest_of(plans, draft, inf)
             assert timed is not None and not short
-            assert timed.step_s >= draft.least_s * (1 - 1e-12)
-            assert draft.estimate_s == pytest.approx(timed.step_s, rel=0.25)
+            assert timed.step_s >= draft.alone_s * (1 - 1e-12)
+            assert space.clock.step_s(draft) == pytest.approx(timed.step_s, rel=0.02)
             checked(spec, timed.plan, timed.step_s)
 
 
@@ -198,13 +198,13 @@ def test_where_memory_binds_a_device_that_is_left_holds_a_stage_and_computes_not
 ) -> None:
     spec = two_kinds(tmp_path)
     ample = Ideas(space_of(spec), 1, LEVEL_1, divided=False)
-    assert not any(any(h) for idea in ample.best(inf) for _, h in idea.pipelines)
+    assert not any(map(holds_alone, ample.best(inf)))
     assert not ample.memory_binds
     spec = load_job(job_file(tmp_path, fast=(40, 2), slow=(1, 2)))
     tight = with_budget(spec, search(spec)[0].bound_bytes * 7 // 10)
     space, proved = space_of(tight), 0
     ideas = Ideas(space, 1, LEVEL_1, divided=False)
-    holding = [idea for idea in ideas.best(inf) if any(any(h) for _, h in idea.pipelines)]
+    holding = list(filter(holds_alone, ideas.best(inf)))
     assert ideas.memory_binds and holding
     for draft in filter(None, map(ideas.draft, holding)):
         plans = plans_of(tight, space.stages.pools, recovering(draft))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from itertools import product
@@ -22,10 +22,10 @@ from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.errors import Infeasible
 from ratrain.plan.case.case import case_of_plan
 from ratrain.plan.draft.aligned import cut_alike, moved_alike
-from ratrain.plan.draft.draft import Draft, draft_of, shares_of
+from ratrain.plan.draft.draft import Draft, shared, shares_of
 from ratrain.plan.draft.on_devices import plans_of
-from ratrain.plan.draft.parts import Part, layers_moved, part_of, recut
-from ratrain.plan.draft.pools import Post, pools_of
+from ratrain.plan.draft.parts import Part, layers_moved, part_of
+from ratrain.plan.draft.pools import Post, pipeline_of, pools_of
 from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.file.form import load_plan, parse_plan
@@ -37,6 +37,7 @@ from ratrain.plan.price.kind_speed import least_step_s
 from ratrain.plan.search.beam import seeds
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.moves import MOVES, changed
+from ratrain.plan.search.moves_of_work import best_cut
 from ratrain.plan.search.tried import timed
 from ratrain.plan.search.unequal import searchable
 from ratrain.plan.words.planned import every_text
@@ -73,11 +74,18 @@ def all_drafts(stages: Stages, size: int) -> list[Draft]:
 
 def parts_of(stages: Stages, *shapes: tuple[int, ...], size: int = 1) -> list[Part]:
     parts = [
-        part_of(stages, tuple(Post(pool, 1) for pool in shape), size, len(shapes), LEVEL_1)
+        part_of(
+            stages, pipeline_of(tuple(Post(pool, 1) for pool in shape)), size, len(shapes), LEVEL_1
+        )
         for shape in shapes
     ]
     assert None not in parts
     return [part for part in parts if part is not None]
+
+
+def shared_out(stages: Stages, parts: Sequence[Part], state: StateMode) -> Draft | None:
+    shares = shares_of(parts, stages.job.batch.sequences)
+    return None if shares is None else shared(stages, parts, shares, state)
 
 
 # ---- shapes, cuts and shares ---------------------------------------------------------------
@@ -93,26 +101,27 @@ def test_no_cut_has_a_faster_slowest_stage(tmp_path: Path) -> None:
     for shape in ((0, 1), (2, 0), (0, 2, 1), (2, 1, 0)):
         (part,) = parts_of(stages, shape)
         best = min(
-            max(work.busy_s for work in other.works)
+            max(work.busy_s for (work,) in other.works)
             for cut in cuts(4, len(shape))
-            if (other := part_of(stages, part.shape, 1, 1, LEVEL_1, cut)) is not None
+            if (other := part_of(stages, part.members, 1, 1, LEVEL_1, cut)) is not None
         )
-        assert max(work.busy_s for work in part.works) == best
+        assert max(work.busy_s for (work,) in part.works) == best
 
 
-def test_parts_recut_together_are_those_that_no_single_move_makes_faster(tmp_path: Path) -> None:
+def test_the_best_cut_is_one_that_no_single_move_makes_faster(tmp_path: Path) -> None:
     stages = stages_of(three_kinds(tmp_path))
+    space, state = Space(stages, (LEVEL_1,)), LEVEL_1
     parts = parts_of(stages, (0,), (0, 1), (2, 0), (1, 0, 2), (2, 1, 0, 0))
     for micro_batches in (1, 2, 24):
-        made = recut(stages, parts, len(parts), LEVEL_1, micro_batches)
+        made = [best_cut(space, part, micro_batches, len(parts), state) for part in parts]
         assert [part.shape for part in made] == [part.shape for part in parts]
         for part, before in zip(made, parts, strict=True):
             step_s = part.step_s(micro_batches)
             assert step_s <= before.step_s(micro_batches)
             for layers in layers_moved(part.layers):
-                other = part_of(stages, part.shape, 1, len(parts), LEVEL_1, layers)
+                other = part_of(stages, part.members, 1, len(parts), LEVEL_1, layers)
                 assert other is None or other.step_s(micro_batches) >= step_s * (1 - 1e-9)
-    unmoved = recut(stages, made, len(parts), LEVEL_1, 24)
+    unmoved = [best_cut(space, part, 24, len(parts), state) for part in made]
     assert [part.layers for part in unmoved] == [part.layers for part in made]
 
 
@@ -139,7 +148,7 @@ def test_shares_come_to_the_whole_batch_and_none_is_empty() -> None:
 def test_no_shares_end_sooner(tmp_path: Path) -> None:
     stages = stages_of(three_kinds(tmp_path))
     parts = parts_of(stages, (0,), (0, 2), (1,))
-    draft = draft_of(stages, parts, LEVEL_1)
+    draft = shared_out(stages, parts, LEVEL_1)
     assert draft is not None
 
     def end_s(shares: tuple[int, ...]) -> float:
@@ -249,7 +258,7 @@ def test_estimates_are_near_what_is_simulated(tmp_path: Path) -> None:
 def test_both_cut_directions_are_tried_where_hosts_hold_several_devices() -> None:
     spec = job("tiny-llama", "mixed-sites", 16, 16)
     stages = stages_of(spec)
-    draft = draft_of(stages, parts_of(stages, (1, 1), (1, 1), (1, 1)), LEVEL_1)
+    draft = shared_out(stages, parts_of(stages, (1, 1), (1, 1), (1, 1)), LEVEL_1)
     assert draft is not None
     inside, between = plans_of(spec, stages.pools, draft)
     for plan, same_host in ((inside, True), (between, False)):
@@ -447,10 +456,10 @@ def test_drafts_are_tried_with_sequence_parallelism_and_cost_what_their_programs
 ) -> None:
     spec = load_job(hosts_of_two(tmp_path))
     stages = stages_of(spec)
-    part = part_of(stages, (Post(0, 2), Post(2, 1)), 1, 2, LEVEL_1)
-    other = part_of(stages, (Post(1, 2),), 1, 2, LEVEL_1)
+    part = part_of(stages, pipeline_of((Post(0, 2), Post(2, 1))), 1, 2, LEVEL_1)
+    other = part_of(stages, pipeline_of((Post(1, 2),)), 1, 2, LEVEL_1)
     assert part is not None and other is not None
-    whole = draft_of(stages, (part, other), LEVEL_1)
+    whole = shared_out(stages, (part, other), LEVEL_1)
     assert whole is not None
     divided = in_other_division(stages, whole)
     assert divided is not None and divided.divided

@@ -12,7 +12,7 @@ from test_left_out import job_file
 from ratrain.plan.draft.aligned import MOST_SEQUENCES, best_shares
 from ratrain.plan.draft.draft import Draft, shared
 from ratrain.plan.draft.parts import part_of
-from ratrain.plan.draft.pools import Post, Shape, pools_of
+from ratrain.plan.draft.pools import Post, Shape, pipeline_of, pools_of
 from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, divisors_of
@@ -31,7 +31,7 @@ def stages_of(folder: Path, sequences: int) -> Stages:
 
 def draft(stages: Stages, shapes: list[Shape], shares: list[int], sizes: list[int]) -> Draft:
     parts = [
-        part_of(stages, shape, size, len(shapes), LEVEL_1)
+        part_of(stages, pipeline_of(shape), size, len(shapes), LEVEL_1)
         for shape, size in zip(shapes, sizes, strict=True)
     ]
     return shared(stages, [part for part in parts if part is not None], shares, LEVEL_1)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 from math import inf
 
 from ratrain.cost.algorithms import ALGORITHMS, AUTO
@@ -74,42 +73,33 @@ def _recovers(plan: Plan) -> bool:
 
 
 def _fastest(plan: Plan, among: Sequence[Plan]) -> Plan | None:
-    """Best first: a choice waits at its lower bound until it is its turn to be simulated, and while
-    another that recovers less may fit."""
-    if not among:
-        return None
+    """The fastest that fits; None where none does. None is simulated whose lower bound says that it
+    is slower, or that recovers more than one that fits and is else like it."""
     costs = costs_of(plan, plan.setup)
-    waiting = [
-        (least_step_s(choice.strategy, plan.setup, choice.choices, costs), False, number)
-        for number, choice in enumerate(among)
-    ]
-    heapify(waiting)
-    held, ruled_out = list[tuple[float, bool, int]](), set[int]()
-
-    def is_held(number: int) -> bool:
-        return any(
-            other not in ruled_out
-            and among[other].mode == among[number].mode
-            and _recovers_less(among[other].alike.recovery, among[number].alike.recovery)
-            for other in range(len(among))
+    order = sorted(
+        (
+            least_step_s(choice.strategy, plan.setup, choice.choices, costs),
+            sum(mode is not Recovery.NONE for mode in choice.alike.recovery),
+            number,
         )
-
-    while waiting:
-        entry = heappop(waiting)
-        _, is_simulated, number = entry
-        if is_simulated:
-            return among[number]
-        if is_held(number):
-            held.append(entry)
+        for number, choice in enumerate(among)
+    )
+    best, fitting = (inf, -1), list[Plan]()
+    for bound_s, _, number in order:
+        choice = among[number]
+        if bound_s > best[0]:
+            break
+        if any(
+            other.mode == choice.mode
+            and _recovers_less(other.alike.recovery, choice.alike.recovery)
+            for other in fitting
+        ):
             continue
-        step_s = step_s_of(among[number])
+        step_s = step_s_of(choice)
         if step_s is not None:
-            heappush(waiting, (step_s, True, number))
-            continue
-        ruled_out.add(number)
-        while held:
-            heappush(waiting, held.pop())
-    return None
+            fitting.append(choice)
+            best = min(best, (step_s, number))
+    return among[best[1]] if fitting else None
 
 
 def _recovers_less(modes: Sequence[Recovery], others: Sequence[Recovery]) -> bool:

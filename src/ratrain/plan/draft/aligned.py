@@ -21,7 +21,7 @@ from operator import attrgetter
 
 from ratrain.plan.draft.draft import Draft, shared
 from ratrain.plan.draft.parts import Part, cut_of, layers_moved, part_of, rows_of
-from ratrain.plan.draft.pools import Post, Shape
+from ratrain.plan.draft.pools import Pipeline, Post, Shape
 from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, divisors_of
@@ -32,12 +32,12 @@ MOST_SEQUENCES = 32
 
 
 def fastest_part(
-    space: Space, shape: Shape, sequences: int, data: int, state: StateMode
+    space: Space, members: Pipeline, sequences: int, data: int, state: StateMode
 ) -> Part | None:
-    """A shape with so many sequences in the micro-batch in which it is fastest; None where it does
-    not fit in any."""
+    """A pipeline with so many sequences in the micro-batch in which it is fastest; None where it
+    fits in none."""
     sizes = (size for size in divisors_of(sequences) if size <= LARGEST_MICRO_BATCH)
-    made = (space.part(shape, size, data, state) for size in sizes)
+    made = (space.part(members, size, data, state) for size in sizes)
     fitting = (part for part in made if part is not None)
     return min(fitting, key=lambda part: part.step_s(sequences // part.micro_batch), default=None)
 
@@ -52,11 +52,11 @@ def best_shares(space: Space) -> Callable[[Draft], Draft | None]:
         if not data <= sequences <= MOST_SEQUENCES:
             return None
         best: dict[int, tuple[float, tuple[tuple[Part, int], ...]]] = {0: (0.0, ())}
-        for place, shape in enumerate((part.shape for part in draft.parts), 1):
+        for place, members in enumerate((part.members for part in draft.parts), 1):
             longer: dict[int, tuple[float, tuple[tuple[Part, int], ...]]] = {}
             for taken, (slowest_s, sides) in best.items():
                 for count in range(1, sequences - taken - (data - place) + 1):
-                    part = fastest(shape, count, data, draft.state)
+                    part = fastest(members, count, data, draft.state)
                     if part is None:
                         continue
                     share = count // part.micro_batch
@@ -78,7 +78,7 @@ def in_best_sizes(space: Space, draft: Draft) -> Draft | None:
     sides = [*zip(draft.parts, draft.shares, strict=True)]
     best = {
         (part, share): fastest_part(
-            space, part.shape, part.micro_batch * share, len(draft.parts), draft.state
+            space, part.members, part.micro_batch * share, len(draft.parts), draft.state
         )
         or part
         for part, share in dict.fromkeys(sides)
@@ -149,11 +149,12 @@ def _layers_of_runs(part: Part) -> Runs:
 
 def _recut(stages: Stages, part: Part, wanted: Runs, data: int, state: StateMode) -> Part | None:
     """The part with so many layers on each run of posts; None where they do not fit."""
-    rows = rows_of(stages, part.shape, part.micro_batch, data, state)
+    stage_rows = rows_of(stages, part.members, part.micro_batch, data, state)
+    rows = [row.together for row in stage_rows]
     layers: list[int] = []
     for (_, run), total in zip(_runs(part.shape), wanted, strict=True):
         cut = cut_of(rows[len(layers) : len(layers) + len(run)], total)
         if cut is None:
             return None
         layers += cut
-    return part_of(stages, part.shape, part.micro_batch, data, state, tuple(layers))
+    return part_of(stages, part.members, part.micro_batch, data, state, tuple(layers))

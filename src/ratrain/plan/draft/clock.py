@@ -15,7 +15,7 @@ micro-batch, and split backward have no such program.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -26,7 +26,7 @@ from ratrain.cost.compute import reduced_bytes_per_param
 from ratrain.describe.cluster import Device
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import Part
-from ratrain.plan.draft.pools import Post, used_of
+from ratrain.plan.draft.pools import Post
 from ratrain.plan.draft.stage_ops import INTO, OUT, ReplicaOps, kept_of, replica_ops
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
@@ -79,25 +79,26 @@ class StageClock:
         self.collectives = cache(self._collectives_of)
 
     def step_s(self, draft: Draft, *, compiled: bool = True) -> float | None:
-        """Seconds of a draft's step; None where it has no such program."""
+        """Seconds of a draft's step; None where it has no such program. Where stages have members a
+        short step and a long one may alternate."""
         skeleton = SKELETONS[self._stages.strategy.skeleton]
         if skeleton.split_backward or draft.state.sharding == 3 or draft.state.sharded_gradients:
             return None
         sides = Counter(zip(draft.parts, draft.shares, strict=True))
-        if not all(skeleton.takes(share, len(part.shape), 1) for part, share in sides):
+        if not all(skeleton.takes(share, len(part.members), 1) for part, share in sides):
             return None
         data = len(draft.parts)
         replicas = [self._replica(part, share, data, draft.state) for part, share in sides]
         if sum(map(len, replicas)) > MOST_OPS:
             return None
         program = StageProgram(replicas, self._stages.links.rates_bytes_per_s)
-        if data > 1:
-            shapes = [(part.shape, count) for (part, _), count in sides.items()]
-            self._reduce(program, shapes, draft.state)
+        if data > 1 or draft.has_members:
+            self._reduce(program, draft, sides)
         if self._meets:
             program.meet(self._norm_s(draft))
-        before_s, last_s = self._ends_s(program, compiled=compiled)[-2:]
-        return last_s - before_s
+        ends_s = self._ends_s(program, compiled=compiled)
+        last_s = ends_s[-1] - ends_s[-2]
+        return max(last_s, ends_s[-2] - ends_s[-3]) if draft.has_members else last_s
 
     def _ends_s(self, program: StageProgram, *, compiled: bool) -> list[float]:
         return program.ends_s(STEPS, compiled=compiled)
@@ -106,14 +107,16 @@ class StageClock:
         """About as many ops as a step of its program has."""
         skeleton, units = self._stages.strategy.skeleton, len(self._block_of)
         return sum(
-            4 * len(part.shape) * kept_of(skeleton, len(part.shape), share) + 5 * units
+            4 * len(part.members) * kept_of(skeleton, len(part.members), share) + 5 * units
             for part, share in dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
         )
 
     def _replica_of(self, part: Part, share: int, data: int, state: StateMode) -> ReplicaOps:
         """A replica's ops; of a long step without its middle."""
-        kept = kept_of(self._stages.strategy.skeleton, len(part.shape), share)
-        pause_s = (share - kept) * self._further_s(part, kept) if kept < share else 0.0
+        kept, pause_s = kept_of(self._stages.strategy.skeleton, len(part.members), share), 0.0
+        if kept < share:
+            further_s = part.slot_s if part.has_members else self._further_s(part, kept)
+            pause_s = (share - kept) * further_s
         return replica_ops(self._stages, part, kept, pause_s, data, state)
 
     def _further(self, part: Part, micro_batches: int) -> float:
@@ -126,24 +129,25 @@ class StageClock:
         return (ends_s[1] - ends_s[0]) / FURTHER
 
     def _reduce(
-        self, program: StageProgram, shapes: Sequence[tuple[Sequence[Post], int]], state: StateMode
+        self, program: StageProgram, draft: Draft, sides: Mapping[tuple[Part, int], int]
     ) -> None:
-        """What reductions and gathers cost, unit by unit."""
+        """What reductions and gathers cost, unit by unit; `sides`: the program's replicas, and how
+        many each stands for."""
         stage_of = [replica.stage_of_unit.tolist() for replica in program.replicas]
-        posts = tuple(post for shape, count in shapes for _ in range(count) for post in shape)
-        used = used_of(posts, len(self._stages.pools))
+        used = draft.used(len(self._stages.pools))
         sums: list[UnitSums] = []
         seen: dict[tuple[int, ...], UnitSums] = {}
         for block, *stages in zip(self._block_of, *stage_of, strict=True):
             key = (block, *stages)
             if key not in seen:
                 held: Counter[Post] = Counter()
-                for (shape, count), stage in zip(shapes, stages, strict=True):
-                    held[shape[stage]] += count
+                for ((part, _), count), stage in zip(sides.items(), stages, strict=True):
+                    for post in part.posts[stage]:
+                        held[post] += count
                 holders = tuple(
                     sorted(held.items(), key=lambda held: (held[0].pool, held[0].tensor))
                 )
-                seen[key] = self.collectives(holders, block, state.sharding > 0, used)
+                seen[key] = self.collectives(holders, block, draft.state.sharding > 0, used)
             sums.append(seen[key])
         program.reduce(sums)
 
@@ -154,6 +158,8 @@ class StageClock:
         have all states. The smallest tensor group has the largest parts. `used`: how many devices
         of each pool the draft has. Of a pool in one host the others are idle, and leave it its
         links; of more hosts it is not known which are."""
+        if sum(count for _, count in holders) == 1:
+            return UnitSums(NOTHING, NOTHING, NO_LINK)
         degree = min(post.tensor for post, _ in holders)
         busy = [
             device
@@ -201,7 +207,7 @@ class StageClock:
 
     def _norm_s(self, draft: Draft) -> float:
         """The global norm over the devices of all posts."""
-        posts = [post for part in draft.parts for post in part.shape]
+        posts = list(draft.all_posts)
         devices = sum(post.tensor for post in posts)
         if devices == 1:
             return 0.0
@@ -214,7 +220,7 @@ class StageProgram:
 
     def __init__(self, replicas: Sequence[ReplicaOps], link_rates: Sequence[float]) -> None:
         self.replicas, self._link_rates = replicas, link_rates
-        ranks = [len(each.first_unit) for each in replicas]
+        ranks = [each.ranks for each in replicas]
         self._first_op: list[int] = np.cumsum([0, *map(len, replicas)]).tolist()
         self._first_rank: list[int] = np.cumsum([0, *ranks]).tolist()
         first_port = np.cumsum([0, *(len(each.known) for each in replicas)]).tolist()
@@ -227,7 +233,7 @@ class StageProgram:
             axis=1,
         )
         self._rank: Ints = np.concatenate(
-            [each.stage + first for each, first in zip(replicas, self._first_rank, strict=False)]
+            [each.rank + first for each, first in zip(replicas, self._first_rank, strict=False)]
         )
         self._group: Ints = np.full(self._first_op[-1], -1, dtype=np.int64)
         self._link_of_port = [link for each in replicas for _, _, link in each.known]
@@ -239,7 +245,6 @@ class StageProgram:
 
     def reduce(self, sums: Sequence[UnitSums]) -> None:
         """Prices the reductions and gathers of units; those of one unit happen together."""
-        units: Ints = np.arange(len(sums))
         columns = [
             np.array(
                 [
@@ -249,30 +254,35 @@ class StageProgram:
             ).T
             for sort in ([s.reduction for s in sums], [s.gather for s in sums])
         ]
-        links = [each.link for each in sums]
+        links: Ints = np.array([each.link for each in sums])
+        held = sum(np.bincount(each.unit, minlength=len(sums)) for each in self.replicas)
+        alone = (np.array(held) == 1) | (links == NO_LINK)
         for number, replica in enumerate(self.replicas):
-            ports = self._ports_of(number, links)
+            unit = replica.unit
+            ports = self._ports_of(number, links[unit].tolist())
             for turn, section in enumerate((replica.reduction, replica.gather)):
-                fixed_s, volume_bytes, driving_s, messages, moved_bytes = columns[turn]
+                fixed_s, volume_bytes, driving_s, messages, moved_bytes = columns[turn][:, unit]
                 per_message_s, per_byte_s = replica.losses[:, turn].T
                 lost_s = driving_s + per_message_s * messages + per_byte_s * moved_bytes
                 first = self._first_op[number] + section
-                ops = slice(first, first + len(units))
+                ops = slice(first, first + len(unit))
                 self._times[:, ops] = fixed_s, volume_bytes, lost_s
                 self._ports[:, ops] = ports
-                if len(self.replicas) > 1:
-                    self._group[ops] = turn * len(units) + units
+                self._group[ops] = np.where(alone[unit], -1, turn * len(sums) + unit)
 
     def _ports_of(self, number: int, links: Sequence[int]) -> Ints:
         """The ports of each unit's rank to a link."""
         known = self._known[number]
         columns: list[list[int]] = []
-        for stage, link in zip(self.replicas[number].stage_of_unit.tolist(), links, strict=True):
+        for rank, link in zip(self.replicas[number].rank_of_unit.tolist(), links, strict=True):
+            if link == NO_LINK:
+                columns.append([NO_LINK, NO_LINK])
+                continue
             for way in (OUT, INTO):
-                if (stage, way, link) not in known:
-                    known[stage, way, link] = len(self._link_of_port)
+                if (rank, way, link) not in known:
+                    known[rank, way, link] = len(self._link_of_port)
                     self._link_of_port.append(link)
-            columns.append([known[stage, OUT, link], known[stage, INTO, link]])
+            columns.append([known[rank, OUT, link], known[rank, INTO, link]])
         return np.array(columns).T
 
     def meet(self, seconds: float) -> None:
@@ -281,11 +291,17 @@ class StageProgram:
 
     def part_links(self) -> None:
         """Gives every transfer a link of its own, so that none waits for another."""
-        rates = np.array([self._link_rates[link] for link in self._link_of_port] or [1.0])
+        rates = self._rates
         sent = self._ports[0] >= 0
         self._times[0, sent] += self._times[1, sent] / rates[self._ports[0, sent]]
         self._times[1:] = 0.0
         self._ports[:] = NO_LINK
+
+    @property
+    def _rates(self) -> Floats:
+        """Of each port; a cluster may say whole numbers, and the compiled clock reads none."""
+        rates = [self._link_rates[link] for link in self._link_of_port]
+        return np.array(rates or [1.0], dtype=np.float64)
 
     def ends_s(self, steps: int, *, compiled: bool) -> list[float]:
         """When the last backward of each step ends."""
@@ -311,7 +327,7 @@ class StageProgram:
             Pairs(sources, targets),
             Pairs(over[0], over[1]),
             group,
-            np.full(int(group.max()) + 1, len(replicas), dtype=np.int64),
+            np.bincount(group[group >= 0]).astype(np.int64),
             np.where(computes > 0, rank, -1).astype(np.int32),
             rank.astype(np.int32),
             none,
@@ -319,7 +335,7 @@ class StageProgram:
             standing,
         )
         links = ports.astype(np.int32)
-        rates = np.array([self._link_rates[link] for link in self._link_of_port] or [1.0])
+        rates = self._rates
         costs = OpCosts(times[0], times[1], times[2], links[0], links[1])
         ran = run_nodes(nodes, costs, rates, steps, compiled=compiled)
         ends = np.concatenate(
@@ -334,7 +350,7 @@ class StageProgram:
         """Edges from every reduction to the op at which ranks meet, and from there to updates."""
         edges: list[Ints] = []
         for each, first in zip(self.replicas, self._first_op, strict=False):
-            units: Ints = np.arange(len(each.stage_of_unit))
+            units: Ints = np.arange(len(each.unit))
             meeting: Ints = np.full(len(units), node)
             edges.append(np.stack([first + each.reduction + units, meeting]))
             edges.append(np.stack([meeting, first + each.update + units]))

@@ -31,21 +31,13 @@ class Draft:
 
     @property
     def alone_s(self) -> float:
-        """How long its slowest part takes, without what replicas send each other; where stages
-        have members, what its compute takes at least."""
-        if self.has_members:
-            return self.least_s
+        """How long its slowest part takes, without what replicas send each other."""
         return max(part.step_s(share) for part, share in zip(self.parts, self.shares, strict=True))
-
-    @property
-    def least_s(self) -> float:
-        """What its compute takes at least."""
-        return max(part.least_s(share) for part, share in zip(self.parts, self.shares, strict=True))
 
     @cached_property
     def has_members(self) -> bool:
         """Whether a stage has several."""
-        return any(part.beside for part in self.parts)
+        return any(part.has_members for part in self.parts)
 
     @property
     def all_posts(self) -> Iterator[Post]:
@@ -64,7 +56,7 @@ class Draft:
     def ops(self) -> int:
         """About as many ops as its program has; long ones repeat themselves and are kept short."""
         return sum(
-            min(share, 64) * (2 * sum(part.layers) + 4 * len(part.shape))
+            min(share, 64) * (2 * sum(part.layers) + 4 * len(part.members))
             for part, share in dict.fromkeys(zip(self.parts, self.shares, strict=True))
         )
 
@@ -78,7 +70,7 @@ class Draft:
     def work(self) -> object:
         """What is the same of drafts that differ in how states are shared alone."""
         parts = Counter(
-            (part.roles, part.micro_batch, part.layers, part.recovery, share)
+            (part.members, part.micro_batch, part.layers, part.recovery, share)
             for part, share in zip(self.parts, self.shares, strict=True)
         )
         return frozenset(parts.items())
@@ -89,20 +81,13 @@ class Draft:
         return frozenset(Counter(part.posts for part in self.parts).items()), self.state
 
 
-def draft_of(stages: Stages, parts: Sequence[Part], state: StateMode) -> Draft | None:
-    """Parts with their shares of the step; None where the batch cannot be shared so."""
-    shares = shares_of(parts, stages.job.batch.sequences)
-    if shares is None:
-        return None
-    return shared(stages, parts, shares, state)
-
-
 def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: StateMode) -> Draft:
     """Parts with given shares."""
     sides = dict.fromkeys(zip(parts, shares, strict=True))
     pipe_s = max(part.step_s(share) for part, share in sides)
-    tail_s = _tail_s(stages, parts, state) if len(parts) > 1 else 0.0
-    trainable = _is_trainable(stages.job, parts)
+    has_members = any(part.has_members for part in parts)
+    tail_s = _tail_s(stages, parts, state) if len(parts) > 1 or has_members else 0.0
+    trainable = has_members or _is_trainable(stages.job, parts)
     return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s, trainable)
 
 
@@ -168,37 +153,42 @@ def _begun_shares(parts: Sequence[Part], sequences: int) -> list[int]:
 
 
 def _tail_s(stages: Stages, parts: Sequence[Part], state: StateMode) -> float:
-    """About what reductions and gathers add behind the last backward of several parts."""
+    """About what reductions and gathers add behind the last backward of those who share states."""
     alike, holders = dict.fromkeys(parts), 0
     for part in alike:
-        holders |= stages.holders(part.shape, part.layers)
-    used = {stages.pools[post.pool].kind for part in alike for post in part.shape}
+        holders |= stages.holders(part.posts, part.layers)
+    used = {stages.pools[post.pool].kind for part in alike for of in part.posts for post in of}
     gathered = gathered_bytes_per_param(stages.job, used)
-    return max(_tail_of(stages, part, len(parts), holders, gathered, state) for part in alike)
+    return max(_tail_of(stages, part, len(parts) - 1, holders, gathered, state) for part in alike)
 
 
 def _tail_of(
-    stages: Stages, part: Part, data: int, holders: int, weight_bytes: int, state: StateMode
+    stages: Stages, part: Part, beside: int, holders: int, weight_bytes: int, state: StateMode
 ) -> float:
-    """The same of one of them; `holders`: the pools of each layer, `weight_bytes`: of a gathered
-    parameter."""
+    """The same of one of them; `beside`: further replicas, `holders`: the pools of each layer,
+    `weight_bytes`: of a gathered parameter."""
     embedding, layer, head = (block.params for block in stages.blocks)
-    last, longest = len(part.shape) - 1, 0.0
-    for s, (post, work, count) in enumerate(zip(part.shape, part.works, part.layers, strict=True)):
-        bits = count * len(stages.pools)
-        link = stages.reduction_link(holders & (1 << bits) - 1)
-        holders >>= bits
+    last, longest = len(part.members) - 1, 0.0
+    for s, (stage, works, count) in enumerate(
+        zip(part.members, part.works, part.layers, strict=True)
+    ):
+        bits, data = count * len(stages.pools), len(stage.posts) + beside
+        held, holders = holders & (1 << bits) - 1, holders >> bits
+        if data == 1:
+            continue
+        link = stages.reduction_link(held)
         params = count * layer + (s == 0) * embedding + (s == last) * head
-        whole_s, unit_s = (
-            ring_half(weight_bytes * size / post.tensor, data, link).alone_s(
-                link.bandwidth_bytes_per_s
+        for post, work in zip(stage.computing, works, strict=True):
+            whole_s, unit_s = (
+                ring_half(weight_bytes * size / post.tensor, data, link).alone_s(
+                    link.bandwidth_bytes_per_s
+                )
+                for size in (params, max(layer, (s == 0) * embedding))
             )
-            for size in (params, max(layer, (s == 0) * embedding))
-        )
-        twice = 1 if state.sharding else 2
-        reduced_s = max(twice * whole_s - work.backward_s, twice * unit_s)
-        gathered_s = max(whole_s - work.forward_s, unit_s) if state.sharding else 0.0
-        whole = ring_half(weight_bytes * params / post.tensor, data, link).times(2)
-        driving_s = reduction_loss(stages.pools[post.pool].kind).of(whole)
-        longest = max(longest, reduced_s + gathered_s, driving_s + 2 * unit_s)
+            twice = 1 if state.sharding else 2
+            reduced_s = max(twice * whole_s - work.backward_s, twice * unit_s)
+            gathered_s = max(whole_s - work.forward_s, unit_s) if state.sharding else 0.0
+            whole = ring_half(weight_bytes * params / post.tensor, data, link).times(2)
+            driving_s = reduction_loss(stages.pools[post.pool].kind).of(whole)
+            longest = max(longest, reduced_s + gathered_s, driving_s + 2 * unit_s)
     return longest

@@ -77,7 +77,7 @@ def _plan(job: JobSpec, draft: Draft, groups: Iterator[tuple[Device, ...]]) -> P
         replicas.append(
             PlacedReplica(
                 LayoutSpec(
-                    len(part.shape),
+                    len(part.members),
                     len(draft.parts),
                     tensor[0],
                     layers=part.layers,
@@ -108,7 +108,7 @@ def _plan(job: JobSpec, draft: Draft, groups: Iterator[tuple[Device, ...]]) -> P
 
 def _serving(part: Part, share: int) -> tuple[tuple[Served, ...], ...]:
     """What the members of each stage serve; () where each has one."""
-    if not part.beside:
+    if not part.has_members:
         return ()
     return tuple(
         (None,) if len(posts) == 1 else (*shares, *[()] * (len(posts) - len(shares)))

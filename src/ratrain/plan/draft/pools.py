@@ -41,6 +41,26 @@ class Post(NamedTuple):
 Shape = tuple[Post, ...]
 
 
+class StageMembers(NamedTuple):
+    """The posts of a stage: those that compute, and those that only hold it."""
+
+    computing: Shape
+    holding: Shape = ()
+
+    @property
+    def posts(self) -> Shape:
+        return self.computing + self.holding
+
+
+Pipeline = tuple[StageMembers, ...]
+"""The members of each stage of a replica."""
+
+
+def pipeline_of(shape: Shape) -> Pipeline:
+    """Stages of one member each."""
+    return tuple(StageMembers((post,)) for post in shape)
+
+
 @dataclass(frozen=True)
 class Pool:
     """Devices of one kind, in hosts of one kind at one place."""

@@ -4,44 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 from ratrain.plan.draft.clock import StageClock
 from ratrain.plan.draft.draft import Draft, shared, shares_of
-from ratrain.plan.draft.members import MembersClock, MembersParts
-from ratrain.plan.draft.parts import Member, Part, part_of
-from ratrain.plan.draft.pools import Post, Shape
+from ratrain.plan.draft.parts import Part, part_of
+from ratrain.plan.draft.pools import Pipeline, Post, Shape, pipeline_of
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import trains_tied
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-
-
-class StageMembers(NamedTuple):
-    """The posts of a stage: those that compute, and those that only hold it."""
-
-    computing: Shape
-    holding: Shape = ()
+from ratrain.program.skeletons import SKELETONS
 
 
 class Side(NamedTuple):
-    """A replica of a draft. `layers`, `share`: as the search has them best, where they are None.
-    `stages`: the members of each, in place of a shape; () where each has one."""
+    """A replica of a draft. `layers`, `share`: as the search has them best, where they are None."""
 
-    shape: Shape
+    members: Pipeline
     micro_batch: int
     layers: tuple[int, ...] | None = None
     share: int | None = None
-    stages: tuple[StageMembers, ...] = ()
 
     @property
-    def posts(self) -> Iterator[Post]:
-        """Of all its members."""
-        if not self.stages:
-            return iter(self.shape)
-        return (post for stage in self.stages for post in (*stage.computing, *stage.holding))
+    def shape(self) -> Shape:
+        """The first member of each stage."""
+        return tuple(stage.computing[0] for stage in self.members)
+
+
+def side_of(shape: Shape, micro_batch: int) -> Side:
+    """A replica whose stages have one member each."""
+    return Side(pipeline_of(shape), micro_batch)
 
 
 Drafts = Iterator[Draft | None]
@@ -55,9 +49,7 @@ class Space:
         self.stages, self.states = stages, states
         self.counts = tuple(len(pool.devices) for pool in stages.pools)
         self.part = lru_cache(maxsize=1 << 16)(self._part)
-        self.parts_with_members = cache(partial(MembersParts, stages))
         self.clock = StageClock(stages)
-        self._members_clock = MembersClock(stages, self.clock)
         self.members_states = _of_members(stages, states)
 
     @property
@@ -66,24 +58,17 @@ class Space:
 
     def _part(
         self,
-        shape: Shape,
+        members: Pipeline,
         micro_batch: int,
         data: int,
         state: StateMode,
         layers: tuple[int, ...] | None = None,
-        members: tuple[StageMembers, ...] = (),
     ) -> Part | None:
-        if members:
-            shape = tuple(stage.computing[0] for stage in members)
-        if not 0 < len(shape) <= self.stages.job.model.spec.layers:
+        if not 0 < len(members) <= self.stages.job.model.spec.layers:
             return None
         if not 0 < micro_batch <= min(LARGEST_MICRO_BATCH, self.sequences):
             return None
-        if members:
-            maker = self.parts_with_members(micro_batch, state, data - 1)
-            computing, holding = zip(*members, strict=True)
-            return maker.made(computing, holding, layers)
-        return part_of(self.stages, shape, micro_batch, data, state, layers)
+        return part_of(self.stages, members, micro_batch, data, state, layers)
 
     def draft(self, sides: Sequence[Side], state: StateMode) -> Draft | None:
         """The draft of these replicas; None where there are not so many devices, one does not fit,
@@ -91,7 +76,7 @@ class Space:
         if not sides or not self._is_room(sides):
             return None
         data = len(sides)
-        parts = [self.part(s.shape, s.micro_batch, data, state, s.layers, s.stages) for s in sides]
+        parts = [self.part(s.members, s.micro_batch, data, state, s.layers) for s in sides]
         fitting = [part for part in parts if part is not None]
         if len(fitting) < len(parts):
             return None
@@ -106,11 +91,20 @@ class Space:
     def made(self, parts: Sequence[Part], shares: Sequence[int], state: StateMode) -> Draft | None:
         """The draft of these parts and shares; None where members cannot share states so, or one
         has nothing to compute."""
-        if not any(part.beside for part in parts):
-            return shared(self.stages, parts, shares, state)
-        if state not in self.members_states:
+        if any(part.has_members for part in parts) and not self._can_serve(parts, shares, state):
             return None
-        return self._members_clock.draft(parts, shares, state)
+        return shared(self.stages, parts, shares, state)
+
+    def _can_serve(self, parts: Sequence[Part], shares: Sequence[int], state: StateMode) -> bool:
+        """Whether members may share states so, and every one that is to compute has something
+        to."""
+        skeleton = SKELETONS[self.stages.strategy.skeleton]
+        return state in self.members_states and all(
+            share >= part.fewest
+            and skeleton.takes(share, len(part.members), 1)
+            and all(mine for of_stage in part.serves(share) for mine in of_stage)
+            for part, share in zip(parts, shares, strict=True)
+        )
 
     def _taken(self, sides: Sequence[Side]) -> int:
         return sum(side.micro_batch * (side.share or 0) for side in sides)
@@ -118,28 +112,18 @@ class Space:
     def _is_room(self, sides: Sequence[Side]) -> bool:
         used = [0] * len(self.counts)
         for side in sides:
-            for post in side.posts:
-                used[post.pool] += post.tensor
+            for stage in side.members:
+                for post in stage.posts:
+                    used[post.pool] += post.tensor
         return all(taken <= count for taken, count in zip(used, self.counts, strict=True))
 
 
 def sides_of(draft: Draft) -> list[Side]:
     """The replicas of a draft, with all that they are."""
     return [
-        Side(part.shape, part.micro_batch, part.layers, share, stages_of(part))
+        Side(part.members, part.micro_batch, part.layers, share)
         for part, share in zip(draft.parts, draft.shares, strict=True)
     ]
-
-
-def stages_of(part: Part) -> tuple[StageMembers, ...]:
-    """The members of each stage; () where each has one."""
-    if not part.beside:
-        return ()
-    counts = map(len, part.computing)
-    return tuple(
-        StageMembers(posts[:count], posts[count:])
-        for posts, count in zip(part.posts, counts, strict=True)
-    )
 
 
 def _of_members(stages: Stages, states: Sequence[StateMode]) -> list[StateMode]:
@@ -193,19 +177,17 @@ def leaner(space: Space, draft: Draft, ranks: Sequence[int]) -> Draft | None:
 
 def _leaner(stages: Stages, part: Part, stage: int, member: int) -> Part | None:
     """The part with the next recovery mode on a member of a stage."""
-    if member >= len(part.computing[stage]):
+    works = part.works[stage]
+    if member >= len(works):
         return None
-    place = stages.modes.index(part.computing[stage][member].recovery) + 1
+    place = stages.modes.index(works[member].recovery) + 1
     if place >= len(stages.modes):
         return None
-    ends = stage == 0, stage == len(part.shape) - 1
+    ends = stage == 0, stage == len(part.members) - 1
     post, layers = part.posts[stage][member], part.layers[stage]
     lean = stages.work(post, part.micro_batch, layers, *ends, stages.modes[place])
-    if member == 0:
-        return replace(part, works=(*part.works[:stage], lean, *part.works[stage + 1 :]))
-    others = part.beside[stage]
-    of_stage = (*others[: member - 1], Member(post, lean), *others[member:])
-    return replace(part, beside=(*part.beside[:stage], of_stage, *part.beside[stage + 1 :]))
+    of_stage = (*works[:member], lean, *works[member + 1 :])
+    return replace(part, works=(*part.works[:stage], of_stage, *part.works[stage + 1 :]))
 
 
 def of_plan(stages: Stages, plan: Plan) -> Draft | None:
@@ -217,13 +199,15 @@ def of_plan(stages: Stages, plan: Plan) -> Draft | None:
     parts = [
         part_of(
             stages,
-            tuple(
-                Post(
-                    pool_of[groups[stage][0].index],
-                    layout.tensor,
-                    layout.sequence_parallel,
+            pipeline_of(
+                tuple(
+                    Post(
+                        pool_of[groups[stage][0].index],
+                        layout.tensor,
+                        layout.sequence_parallel,
+                    )
+                    for stage in range(layout.pipeline)
                 )
-                for stage in range(layout.pipeline)
             ),
             plan.alike.micro_batch,
             layout.data,

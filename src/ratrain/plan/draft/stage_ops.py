@@ -1,7 +1,8 @@
 """The ops of one replica at the grain of stages: who waits for whom, and what each takes.
 
 A stage's forward and backward of a micro-batch are one op each, and so is a message; recovery ahead
-of backward is one of its own. A rank's first forward and its last backward are left open: between
+of backward is one of its own. Each member of a stage is a rank, which computes, of the order of the
+whole stage, what it serves. A rank's first forward and its last backward are left open: between
 their two ends stand the stage's units, since updated weights arrive unit by unit and gradients
 leave so: for each of the model's units its part of the first forward, of the last backward, its
 reduction, its update and its gather. What reductions and gathers cost depends on who else holds the
@@ -13,16 +14,20 @@ micro-batch: where the pipeline has settled, that is the same as what was left o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
 from ratrain.cost.collectives import gather_loss, reduction_loss
 from ratrain.cost.compute import update
 from ratrain.plan.draft.parts import Part
-from ratrain.plan.draft.stages import Stages
+from ratrain.plan.draft.pools import Post
+from ratrain.plan.draft.stages import Stages, StageWork
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.program.families import SEND_SLOTS
 from ratrain.program.kind import Kind
@@ -49,18 +54,31 @@ class Sort(IntEnum):
 
 @dataclass(frozen=True)
 class Frame:
-    """Ops by what they are and their stage; edges inside a step and to the next one; of each stage
-    the two ends of its first forward and of its last backward."""
+    """Ops by what they are, their rank and, of messages, the rank that they go to; edges inside a
+    step and to the next one; of each of the ranks `at_work` the two ends of its first forward and
+    of its last backward."""
 
     sort: Ints
-    stage: Ints
+    rank: Ints
+    target: Ints
     inside: Ints  # sources, targets
     across: Ints
+    at_work: Ints  # those that compute
+    hops: tuple[tuple[int, int], ...]  # who sends to whom
     forward: Ints  # begins, ends
     backward: Ints
 
     def __len__(self) -> int:
         return len(self.sort)
+
+
+class Turns(NamedTuple):
+    """What a rank computes: of which stage, whether it recovers ahead of backward, and which
+    micro-batches."""
+
+    stage: int
+    early: bool
+    serves: tuple[int, ...]
 
 
 def kept_of(skeleton: str, stages: int, micro_batches: int) -> int:
@@ -74,13 +92,22 @@ def kept_of(skeleton: str, stages: int, micro_batches: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def frame_of(skeleton: str, early: tuple[bool, ...], micro_batches: int, paused: bool) -> Frame:
-    """The `Frame` of a replica whose stages recover ahead of backward or do not."""
-    stages = len(early)
-    lanes = [_lane(skeleton, s, stages, micro_batches, early[s], paused) for s in range(stages)]
-    firsts = np.cumsum([0, *(len(lane) for lane in lanes)])
+def frame_of(
+    skeleton: str,
+    members: tuple[int, ...],
+    ranks: tuple[Turns, ...],
+    micro_batches: int,
+    paused: bool,
+) -> Frame:
+    """The `Frame` of a replica. `members`: how many of each stage compute."""
+    stages = len(members)
+    places = [
+        Place(s, stages, 1, micro_batches, sum(members[s:]) - (stages - s)) for s in range(stages)
+    ]
+    lanes = [_lane(skeleton, places[turns.stage], turns, paused) for turns in ranks]
     compute = np.concatenate(lanes)
-    stage = np.repeat(np.arange(stages), [len(lane) for lane in lanes])
+    rank = np.repeat(np.arange(len(ranks)), [len(lane) for lane in lanes])
+    stage = np.array([turns.stage for turns in ranks])[rank]
     count = len(compute)
 
     def cells(sort: Sort) -> Ints:
@@ -91,113 +118,158 @@ def frame_of(skeleton: str, early: tuple[bool, ...], micro_batches: int, paused:
         return cells
 
     forward, backward = cells(Sort.FORWARD), cells(Sort.BACKWARD)
+    by = rank[forward]  # stages x micro-batches: who computes it
+    here, there = by[:-1], by[1:]
     hops: Ints = np.arange((stages - 1) * micro_batches).reshape(stages - 1, micro_batches)
     outputs, gradients = count + hops, count + hops.size + hops  # gradients: of the stage behind
-    ends = count + 2 * hops.size + np.arange(2 * stages).reshape(2, stages)
     edges = [
-        _chain(compute_rows := np.arange(count), stage[compute_rows]),
-        *(_follow(lane, lane, 1) for lane in (outputs, gradients)),
-        *_messages(forward[:-1], outputs, forward[1:]),
-        *_messages(backward[1:], gradients, backward[:-1]),
+        _follow(np.arange(count), np.arange(count), rank, 1),
+        _follow(outputs, outputs, here, 1),
+        _follow(gradients, gradients, there, 1),
+        *_messages(forward[:-1], outputs, forward[1:], here),
+        *_messages(backward[1:], gradients, backward[:-1], there),
     ]
-    if not SKELETONS[skeleton].arrival_places:
-        edges.append(
-            _follow(backward[:-1], gradients, SEND_SLOTS)
-        )  # arrived ones leave their slots
-    lane_ends = firsts[1:] - 1, firsts[:-1]
-    across = [lane_ends, (outputs[:, -1], outputs[:, 0]), (gradients[:, -1], gradients[:, 0])]
-    first, last = forward[:, 0], backward[:, -1]
+    if not SKELETONS[skeleton].arrival_places:  # arrived ones leave their slots
+        edges.append(_follow(backward[:-1], gradients, here, SEND_SLOTS))
+    across = [
+        _last_and_first(np.arange(count), rank),
+        _last_and_first(outputs, here),
+        _last_and_first(gradients, there),
+    ]
+    at_work: Ints = np.unique(rank)
+    ends = count + 2 * hops.size + np.arange(2 * len(at_work)).reshape(2, -1)
     exits: Ints = np.arange(int(ends.max()) + 1)
+    first, last = _last_and_first(forward, by)[1], _last_and_first(backward, by)[0]
     exits[first], exits[last] = ends
     inside = np.array([np.concatenate(side) for side in zip(*edges, strict=True)])
     over = np.array([np.concatenate(side) for side in zip(*across, strict=True)])
     inside[0], over[0] = exits[inside[0]], exits[over[0]]
-    send_stage = np.repeat(np.arange(stages - 1), micro_batches)
+    both = np.tile(at_work, 2)
+    pairs = zip(here.ravel().tolist(), there.ravel().tolist(), strict=True)
     return Frame(
         np.concatenate(
             [
                 compute[:, 0],
                 np.full(hops.size, Sort.SEND_OUTPUT),
                 np.full(hops.size, Sort.SEND_GRADIENT),
-                np.full(2 * stages, Sort.END),
+                np.full(len(both), Sort.END),
             ]
         ),
-        np.concatenate([stage, send_stage, send_stage + 1, np.tile(np.arange(stages), 2)]),
+        np.concatenate([rank, here.ravel(), there.ravel(), both]),
+        np.concatenate([rank, there.ravel(), here.ravel(), both]),
         inside,
         over,
+        at_work,
+        (*dict.fromkeys(hop for r, to in pairs for hop in ((r, to), (to, r))),),
         np.array([first, ends[0]]),
         np.array([last, ends[1]]),
     )
 
 
-def _lane(
-    skeleton: str, stage: int, stages: int, micro_batches: int, early: bool, paused: bool
-) -> Ints:
-    """What a stage computes: (sort, micro-batch) in turn."""
+def _lane(skeleton: str, place: Place, rank: Turns, paused: bool) -> Ints:
+    """What a rank computes: (sort, micro-batch) in turn."""
     turns: list[tuple[int, int]] = []
-    for kind, _, micro_batch in SKELETONS[skeleton].order(Place(stage, stages, 1, micro_batches)):
+    mine, pause = frozenset(rank.serves), place.ranks + SETTLED // 2 if paused else inf
+    for kind, _, micro_batch in SKELETONS[skeleton].order(place) if mine else ():
+        if micro_batch not in mine:
+            continue
         if kind is Kind.F:
-            if paused and micro_batch == stages + SETTLED // 2:
+            if micro_batch >= pause:
                 turns.append((Sort.PAUSE, micro_batch))
+                pause = inf
             turns.append((Sort.FORWARD, micro_batch))
             continue
-        if early:
+        if rank.early:
             turns.append((Sort.RECOVERY, micro_batch))
         turns.append((Sort.BACKWARD, micro_batch))
-    return np.array(turns, dtype=np.int64)
+    return np.array(turns, dtype=np.int64).reshape(-1, 2)
 
 
 Sides = tuple[Ints, Ints]
 """Edges: sources and targets."""
 
 
-def _chain(rows: Ints, lane: Ints) -> Sides:
-    """Each op after the one before it on its lane."""
-    same = lane[1:] == lane[:-1]
-    return rows[:-1][same], rows[1:][same]
+def _of_each(ops: Ints, lane: Ints) -> Sides:
+    """Ops and their lanes, lane by lane, as they follow on each."""
+    order = np.argsort(lane, axis=None, kind="stable")
+    return ops.ravel()[order], lane.ravel()[order]
 
 
-def _follow(before: Ints, after: Ints, turns: int) -> Sides:
-    """An op of each micro-batch after one of so many micro-batches before."""
-    return before[:, :-turns].ravel(), after[:, turns:].ravel()
+def _follow(before: Ints, after: Ints, lane: Ints, turns: int) -> Sides:
+    """Each op of a lane after the one of so many turns before."""
+    (sources, lanes), (targets, _) = _of_each(before, lane), _of_each(after, lane)
+    same = lanes[turns:] == lanes[:-turns]
+    return sources[:-turns][same], targets[turns:][same]
 
 
-def _messages(made: Ints, sent: Ints, taken: Ints) -> list[Sides]:
+def _last_and_first(ops: Ints, lane: Ints) -> Sides:
+    """Of each lane the last op and the first."""
+    in_turn, lanes = _of_each(ops, lane)
+    begins = np.flatnonzero(np.diff(lanes, prepend=-1))
+    ends = np.append(begins[1:], len(lanes))[: len(begins)] - 1
+    return in_turn[ends], in_turn[begins]
+
+
+def _messages(made: Ints, sent: Ints, taken: Ints, sender: Ints) -> list[Sides]:
     """A tensor is made, sent and taken; the sender has places for a few at once."""
     return [
         (made.ravel(), sent.ravel()),
         (sent.ravel(), taken.ravel()),
-        _follow(sent, made, SEND_SLOTS),
+        _follow(sent, made, sender, SEND_SLOTS),
     ]
 
 
 OUT, INTO = 0, 1
 Port = tuple[int, int, int]
-"""A stage, OUT or INTO, and the number of the link behind it."""
+"""A rank, OUT or INTO, and the number of the link behind it."""
 
 
 @dataclass(frozen=True)
 class ReplicaOps:
     """Columns over a replica's ops; edges inside a step and to the next one; the first op of each
-    section about units."""
+    section about units, in each of which are those of one rank after those of another."""
 
     times: Floats  # fixed seconds, bytes, interrupt seconds
     ports: Ints  # of the op, of its other end; numbers in `known`
-    stage: Ints
+    rank: Ints
     computes: Ints  # 1: on the compute lane
     inside: Ints  # sources, targets
     across: Ints
     known: dict[Port, int]
-    stage_of_unit: Ints
+    ranks: int
+    stage_of_unit: Ints  # of the model's units
+    unit: Ints  # of a section: which of the model's
+    rank_of_unit: Ints  # of a section
     losses: Floats  # of each unit's device: of a reduction and of a gather, by message and by byte
-    first_unit: Ints  # of each stage
     backward: int
     reduction: int
     update: int
     gather: int
 
     def __len__(self) -> int:
-        return len(self.stage)
+        return len(self.rank)
+
+
+class _Rank(NamedTuple):
+    """A member of a stage. `work`: None where it only holds it."""
+
+    stage: int
+    post: Post
+    work: StageWork | None
+    serves: tuple[int, ...]
+
+
+def _ranks_of(part: Part, micro_batches: int) -> list[_Rank]:
+    return [
+        _Rank(s, *member)
+        for s, (stage, works, shares) in enumerate(
+            zip(part.members, part.works, part.serves(micro_batches), strict=True)
+        )
+        for member in (
+            *zip(stage.computing, works, shares, strict=True),
+            *((post, None, ()) for post in stage.holding),
+        )
+    ]
 
 
 def replica_ops(
@@ -205,94 +277,108 @@ def replica_ops(
 ) -> ReplicaOps:
     """The `ReplicaOps` of a part with so many micro-batches, one of `data` replicas. `pause_s`: for
     those that are left out; 0 where none is."""
-    count = len(part.shape)
-    early = tuple(work.early_s > 0 for work in part.works)
-    frame = frame_of(stages.strategy.skeleton, early, micro_batches, pause_s > 0)
-    layers = np.array(part.layers, dtype=np.int64)
-    layers[0] += 1
-    layers[-1] += 1
-    stage_of_unit = np.repeat(np.arange(count), layers)
-    units, n = len(stage_of_unit), len(frame)
-    first = np.cumsum(layers) - layers
+    ranks = _ranks_of(part, micro_batches)
+    turns = tuple(
+        Turns(rank.stage, rank.work is not None and rank.work.early_s > 0, rank.serves)
+        for rank in ranks
+    )
+    computing = tuple(map(len, part.works))
+    frame = frame_of(stages.strategy.skeleton, computing, turns, micro_batches, pause_s > 0)
+    in_stage = np.array(part.layers, dtype=np.int64)
+    in_stage[0] += 1
+    in_stage[-1] += 1
+    stage_of_rank = np.array([rank.stage for rank in ranks])
+    held = in_stage[stage_of_rank]
+    rank_of_unit = np.repeat(np.arange(len(ranks)), held)
+    units, n = len(rank_of_unit), len(frame)
+    first = np.cumsum(held) - held
+    begins = (np.cumsum(in_stage) - in_stage)[stage_of_rank]
     sections = n + units * np.arange(5)
-    times, ports, known = _frame_costs(stages, part, pause_s, frame)
+    times, ports, known = _frame_costs(stages, part.micro_batch, ranks, pause_s, frame)
     unit_times = np.zeros((3, 5 * units))
-    unit_times[0] = _unit_seconds(stages, part, data if state.sharding else 1).ravel()
-    devices = [stages.pools[post.pool].kind for post in part.shape]
+    unit_times[0] = _unit_seconds(stages, part, ranks, data if state.sharding else 0).ravel()
+    devices = [stages.pools[rank.post.pool].kind for rank in ranks]
     losses = np.array([(reduction_loss(device), gather_loss(device)) for device in devices])
-    beside = np.array([device.driving.lost_beside for device in devices])[stage_of_unit]
+    beside = np.array([device.driving.lost_beside for device in devices])[rank_of_unit]
     updates = slice(3 * units, 4 * units)
     unit_times[2, updates] = beside * unit_times[0, updates]
     computes = np.zeros(n + 5 * units, dtype=np.int64)
     computes[:n] = frame.sort <= Sort.BACKWARD
     computes[frame.forward[0]] = computes[frame.backward[0]] = 0
     computes[n : n + 2 * units] = 1
-    lanes = _Units(sections, stage_of_unit, first, first + layers - 1)
-    gathers = data > 1 and state.sharding > 0
+    lanes = _Units(sections, rank_of_unit, first, first + held - 1)
+    gathers = (data > 1 or part.has_members) and state.sharding > 0
     inside, across = lanes.edges(
         frame, stages.strategy.layerwise, stages.strategy.prefetch, gathers
     )
     return ReplicaOps(
         np.concatenate([times, unit_times], axis=1),
         np.concatenate([ports, np.full((2, 5 * units), NO_LINK, dtype=np.int64)], axis=1),
-        np.concatenate([frame.stage, np.tile(stage_of_unit, 5)]),
+        np.concatenate([frame.rank, np.tile(rank_of_unit, 5)]),
         computes,
         np.concatenate([frame.inside, *inside], axis=1),
         np.concatenate([frame.across, *across], axis=1),
         known,
-        stage_of_unit,
-        losses[stage_of_unit],
-        first,
+        len(ranks),
+        np.repeat(np.arange(len(in_stage)), in_stage),
+        np.arange(units) + (begins - first)[rank_of_unit],
+        rank_of_unit,
+        losses[rank_of_unit],
         *sections[1:].tolist(),
     )
 
 
 def _frame_costs(
-    stages: Stages, part: Part, pause_s: float, frame: Frame
+    stages: Stages, micro_batch: int, ranks: Sequence[_Rank], pause_s: float, frame: Frame
 ) -> tuple[Floats, Ints, dict[Port, int]]:
     """Times and ports of a frame's ops, and the ports by number."""
-    shape, count = part.shape, len(part.shape)
-    times = np.zeros((3, len(Sort), count))
-    ports: Ints = np.full((2, len(Sort), count), NO_LINK, dtype=np.int64)
+    count = len(ranks)
+    times = np.zeros((3, len(Sort), count, count))  # by the rank of an op, and that it goes to
+    ports: Ints = np.full((2, len(Sort), count, count), NO_LINK, dtype=np.int64)
     known: dict[Port, int] = {}
-    for s, work in enumerate(part.works):
-        waited_s = work.backward_s - work.early_s
-        times[0, : Sort.BACKWARD + 1, s] = work.forward_s, work.early_s, waited_s
-        times[0, Sort.PAUSE, s] = pause_s
-        for sort, target in ((Sort.SEND_OUTPUT, s + 1), (Sort.SEND_GRADIENT, s - 1)):
-            if not 0 <= target < count:
-                continue
-            message = stages.message(shape[s], shape[target], part.micro_batch)
-            assert message is not None, "a part's stages are linked"
-            sent, link = message
-            times[:, sort, s] = sent.latency_s, sent.volume_bytes, sent.driving_s
-            number = stages.links.number(link)
-            ports[0, sort, s] = known.setdefault((s, OUT, number), len(known))
-            ports[1, sort, s] = known.setdefault((target, INTO, number), len(known))
-    of_ops = times[:, frame.sort, frame.stage]
+    for r, rank in enumerate(ranks):
+        if rank.work is not None:
+            work, waited_s = rank.work, rank.work.backward_s - rank.work.early_s
+            times[0, : Sort.BACKWARD + 1, r, r] = work.forward_s, work.early_s, waited_s
+            times[0, Sort.PAUSE, r, r] = pause_s
+    for r, to in frame.hops:
+        message = stages.message(ranks[r].post, ranks[to].post, micro_batch)
+        assert message is not None, "a part's stages are linked"
+        sent, link = message
+        costs = np.array([[sent.latency_s], [sent.volume_bytes], [sent.driving_s]])
+        times[:, Sort.SEND_OUTPUT : Sort.SEND_GRADIENT + 1, r, to] = costs
+        number = stages.links.number(link)
+        for end, port in enumerate(((r, OUT, number), (to, INTO, number))):
+            of = slice(Sort.SEND_OUTPUT, Sort.SEND_GRADIENT + 1)
+            ports[end, of, r, to] = known.setdefault(port, len(known))
+    of_ops = times[:, frame.sort, frame.rank, frame.target]
     of_ops[:, frame.forward[0]] = of_ops[:, frame.backward[0]] = 0.0
-    return of_ops, ports[:, frame.sort, frame.stage], known
+    return of_ops, ports[:, frame.sort, frame.rank, frame.target], known
 
 
-def _unit_seconds(stages: Stages, part: Part, owners: int) -> Floats:
+def _unit_seconds(stages: Stages, part: Part, ranks: Sequence[_Rank], data: int) -> Floats:
     """Sections x units: forward, backward with what is recovered then, nothing for the reduction,
-    the update of a share, nothing for the gather."""
-    blocks, last = kinds_of_block(stages.job), len(part.shape) - 1
+    the update of a share, nothing for the gather. `data`: replicas that share states; 0: none
+    does."""
+    blocks, last = kinds_of_block(stages.job), len(part.members) - 1
     columns: list[tuple[float, float, float, float, float]] = []
-    for s, (post, work, count) in enumerate(zip(part.shape, part.works, part.layers, strict=True)):
-        kind = stages.pools[post.pool].kind
+    for s, post, work, serves in ranks:
+        count, kind = part.layers[s], stages.pools[post.pool].kind
+        owners = len(part.members[s].posts) + data - 1 if data else 1
         seconds = stages.seconds(post, part.micro_batch)
         block_times = stages.times(post, part.micro_batch)
         held = [0] * (s == 0) + [1] * count + [2] * (s == last)
-        plain_s = sum(seconds[block].backward_s for block in held)
-        keeps_all = work.recovery is Recovery.NONE
-        again_s = 0.0 if keeps_all else (work.backward_s - work.early_s - plain_s) / count
+        again_s = 0.0
+        if work is not None and work.recovery is not Recovery.NONE:
+            plain_s = sum(seconds[block].backward_s for block in held)
+            again_s = (work.backward_s - work.early_s - plain_s) / count
         of_block: list[tuple[float, float, float, float, float]] = []
         for block in range(3):
             moved = update(block_times[block], blocks[block].params / post.tensor, owners, kind)
             update_s = moved.alone_s(kind.memory.bandwidth_bytes_per_s)
             backward_s = seconds[block].backward_s + again_s * (block == 1)
-            of_block.append((seconds[block].forward_s, backward_s, 0.0, update_s, 0.0))
+            once = (seconds[block].forward_s, backward_s) if serves else (0.0, 0.0)
+            of_block.append((*once, 0.0, update_s, 0.0))
         columns += [of_block[block] for block in held]
     return np.array(columns).T.copy()
 
@@ -303,10 +389,10 @@ Edges = Ints
 
 @dataclass(frozen=True)
 class _Units:
-    """The sections of ops about units, and the units at the ends of each stage."""
+    """The sections of ops about units, and the units at the ends of each rank's."""
 
     sections: Ints
-    stage_of_unit: Ints
+    rank_of_unit: Ints
     first: Ints
     last: Ints
 
@@ -315,15 +401,16 @@ class _Units:
     ) -> tuple[list[Edges], list[Edges]]:
         """Who waits for whom, as the passes of a strategy leave it: see `state_pipeline`."""
         forward, backward, reduction, updated, gathered = self.sections.tolist()
-        every: Ints = np.arange(len(self.stage_of_unit))
+        every: Ints = np.arange(len(self.rank_of_unit))
         first, last = self.first, self.last
+        ahead, behind = first[frame.at_work], last[frame.at_work]
         inside = [
             self._up(forward),
-            _edge(frame.forward[0], forward + first),
-            _edge(forward + last, frame.forward[1]),
+            _edge(frame.forward[0], forward + ahead),
+            _edge(forward + behind, frame.forward[1]),
             self._down(backward),
-            _edge(frame.backward[0], backward + last),
-            _edge(backward + first, frame.backward[1]),
+            _edge(frame.backward[0], backward + behind),
+            _edge(backward + ahead, frame.backward[1]),
             self._down(reduction),
             _edge(backward + every, reduction + every),
             _edge(reduction + every, updated + every),
@@ -346,12 +433,12 @@ class _Units:
         return inside, across
 
     def _up(self, section: int) -> Edges:
-        """Each unit after the one before it in its stage."""
-        before = np.flatnonzero(self.stage_of_unit[1:] == self.stage_of_unit[:-1])
+        """Each unit after the one before it on its rank."""
+        before = np.flatnonzero(self.rank_of_unit[1:] == self.rank_of_unit[:-1])
         return _edge(section + before, section + before + 1)
 
     def _down(self, section: int) -> Edges:
-        """Each unit after the one behind it in its stage."""
+        """Each unit after the one behind it on its rank."""
         return self._up(section)[::-1]
 
 

@@ -13,15 +13,13 @@ from functools import cache, cached_property
 from math import inf
 from typing import NamedTuple
 
-import numpy as np
-
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import Transfer, message_loss
 from ratrain.cost.compute import BlockTimes
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
-from ratrain.plan.draft.pools import Pool, PoolLinks, Post, Shape
+from ratrain.plan.draft.pools import Pool, PoolLinks, Post, Shape, StageMembers
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.plan.layout.links import speed
 from ratrain.plan.layout.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
@@ -31,7 +29,6 @@ from ratrain.program.families import OPTIMIZER_SLOTS
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.strategies import Strategy
-from ratrain.simulate.costs import Floats
 
 
 @dataclass(frozen=True)
@@ -66,16 +63,36 @@ class Row(tuple[StageWork | None, ...]):
         return (*(inf if work is None else work.busy_s for work in self), inf, inf)
 
     @cached_property
-    def columns(self) -> Floats:
-        """Forward, backward and early seconds; -1 where they do not fit."""
-        return np.array(
-            [
-                (-1.0, -1.0, -1.0)
-                if work is None
-                else (work.forward_s, work.backward_s, work.early_s)
-                for work in self
-            ]
-        ).T.copy()
+    def kept(self) -> int:
+        """Up to how many layers everything is kept."""
+        return sum(work is not None and work.recovery is Recovery.NONE for work in self) - 1
+
+
+class StageRows(NamedTuple):
+    """A stage by its layers: the work of each member that computes, of each that only holds it, and
+    that of all together, as of a single member; and up to how many of them no member recovers."""
+
+    computing: tuple[Row, ...]
+    holding: tuple[Row, ...]
+    together: Row
+    kept: int
+
+
+def _together(rows: Sequence[Row]) -> Row:
+    """The work of a stage whose members have these, as that of a single one: with f + b seconds
+    each they work like one of 1 / sum of 1 / (f + b) seconds a micro-batch."""
+    if len(rows) == 1:
+        return rows[0]
+
+    def together(busy_s: Sequence[float]) -> StageWork | None:
+        if inf in busy_s or 0.0 in busy_s:
+            return None
+        return StageWork(
+            0.0, 1 / sum(1 / of_member_s for of_member_s in busy_s), 0.0, Recovery.NONE
+        )
+
+    of_layers = zip(*(row.busy_s[1 : len(row)] for row in rows), strict=True)
+    return Row((None, *map(together, of_layers)))
 
 
 class Stages:
@@ -90,6 +107,7 @@ class Stages:
         self._recovers_heads = strategy.recovers_heads
         self._speeds = [1 / kind_speed(job, pool.kind).layer_s for pool in pools]
         self.row = cache(self._row)
+        self.rows = cache(self._rows)
         self.times = cache(self._times)
         self.seconds = cache(self._seconds)
         self.scores_s = cache(self._scores_s)
@@ -191,13 +209,16 @@ class Stages:
         sent = boundary_message(self.job, size_bytes, link, kind, groups, inside)
         return sent, link
 
-    def _holders(self, shape: Shape, layers: tuple[int, ...]) -> int:
-        """The pool that holds each layer: layer by layer one bit for each pool, the first layer in
+    def _holders(self, posts: tuple[Shape, ...], layers: tuple[int, ...]) -> int:
+        """The pools that hold each layer: layer by layer one bit for each pool, the first layer in
         the lowest bits."""
         bits = place = 0
-        for post, count in zip(shape, layers, strict=True):
+        for of_stage, count in zip(posts, layers, strict=True):
+            pools = 0
+            for post in of_stage:
+                pools |= 1 << post.pool
             for _ in range(count):
-                bits |= 1 << place + post.pool
+                bits |= pools << place
                 place += len(self.pools)
         return bits
 
@@ -209,6 +230,28 @@ class Stages:
             of_layers.add(frozenset(pool for pool in range(pools) if holders >> pool & 1))
             holders >>= pools
         return min(map(self._links.slowest, of_layers), key=speed)
+
+    def _rows(
+        self,
+        members: StageMembers,
+        micro_batch: int,
+        behind: int,
+        first: bool,
+        last: bool,
+        beside: int,
+        state: StateMode,
+    ) -> StageRows:
+        """The work of a stage's members. `behind`: members that compute from this stage on: each
+        holds its share of as many micro-batches. `beside`: further replicas."""
+        owners, held = len(members.posts) + beside, -(-behind // len(members.computing))
+        computing, holding = (
+            tuple(
+                self.row(post, micro_batch, in_flight, first, last, owners, state) for post in posts
+            )
+            for posts, in_flight in ((members.computing, held), (members.holding, 0))
+        )
+        kept = min(row.kept for row in computing)
+        return StageRows(computing, holding, _together(computing), kept)
 
     def _row(
         self,

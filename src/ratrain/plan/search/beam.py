@@ -12,7 +12,7 @@ from math import inf
 from ratrain.plan.draft.aligned import best_shares, in_best_sizes
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.pools import Post, Shape, in_division, tensor_degrees
-from ratrain.plan.draft.space import Side, Space
+from ratrain.plan.draft.space import Space, side_of
 from ratrain.plan.layout.enumerate import StateMode, divisions_of
 from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.plan.search import limits
@@ -47,8 +47,8 @@ class Beam:
         begun = {draft.key: draft for draft in self._made if self._is_allowed(draft, allowed)}
         for draft in (
             *starts,
-            *nsmallest(limits.SEEDS, begun.values(), key=lambda draft: draft.estimate_s),
-            *nsmallest(limits.SEEDS, begun.values(), key=lambda draft: draft.alone_s),
+            *nsmallest(self._effort.seeds, begun.values(), key=lambda draft: draft.estimate_s),
+            *nsmallest(self._effort.seeds, begun.values(), key=lambda draft: draft.alone_s),
         ):
             self._price(filter(None, self._polished(draft)), known, allowed, inf)
         polished, looked = set[object](), set[object]()
@@ -141,7 +141,7 @@ def seeds(space: Space, divided: bool, state: StateMode) -> Iterator[Draft]:
     )
     for grid, size in product(grids, limits.SEED_SIZES):
         if space.sequences % size == 0:
-            draft = space.draft([Side(shape, size) for shape in grid], state)
+            draft = space.draft([side_of(shape, size) for shape in grid], state)
             if draft is not None:
                 yield draft
 

@@ -23,9 +23,10 @@ from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.search import limits
 from ratrain.plan.search.beam import Beam
+from ratrain.plan.search.climb import climbed
 from ratrain.plan.search.limits import Effort
 from ratrain.plan.search.moves import MOVES, MoveTried, changed
-from ratrain.plan.search.tried import Timed, climbed, step_of, timed
+from ratrain.plan.search.tried import Timed, step_of, timed
 from ratrain.program.strategies import Strategy
 
 Progress = Callable[[int, int], None]
@@ -97,7 +98,8 @@ class DraftSearch:
         fastest = sorted(tried.values(), key=step_of)
         for start in fastest[: effort.climbs]:
             near = partial(self._simulated_near, effort=effort)
-            for better in climbed(start, near, limits.DRAFTS_ROUNDS, limits.LEAST_GAIN):
+            rounds, gain = limits.DRAFTS_ROUNDS, limits.LEAST_GAIN
+            for better in climbed(start, near, step_of, rounds=rounds, gain=gain):
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=step_of)
 
@@ -134,11 +136,12 @@ class DraftSearch:
 
     def _ranks_s(self, draft: Draft) -> float:
         """What ranks it in the beam. Behind all others where states travel with every
-        micro-batch: never faster than where all fits without."""
+        micro-batch: never faster than where all fits without. Members gather once."""
         clock_s = self._clock_s(draft)
         if clock_s is not None:
             return clock_s
-        return draft.estimate_s * (limits.BEHIND if _exchanges_more(draft.state) else 1.0)
+        is_behind = _exchanges_more(draft.state) and not draft.has_members
+        return draft.estimate_s * (limits.BEHIND if is_behind else 1.0)
 
     def near(self, draft: Draft) -> Iterable[Draft]:
         """Changes of a draft that train if it does."""
@@ -167,8 +170,6 @@ class DraftSearch:
 
     def _clock_s(self, draft: Draft) -> float | None:
         """Its step at the grain of stages; None where it has no such program."""
-        if draft.has_members:
-            return draft.estimate_s
         if draft.key not in self._clocked:
             self._clock_left -= self.space.clock.ops(draft)
             self._clocked[draft.key] = self.space.clock.step_s(draft)
@@ -224,7 +225,7 @@ class DraftSearch:
         if self._clock_s(change) is None:
             return True
         if change.has_members:
-            return change.least_s < here.step_s
+            return change.alone_s < here.step_s
         if self._is_long(change) and time_s >= (1 - limits.LONG_GAIN) * self._time_s(here.draft):
             return False
         return time_s < self._margin * here.step_s

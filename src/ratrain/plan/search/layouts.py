@@ -13,12 +13,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, product
+from operator import itemgetter
 
 import numpy as np
 
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
+from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.layout.enumerate import Group, groups_of, no_group
 from ratrain.plan.layout.orders import WORTH_SPLIT
 from ratrain.plan.layout.plan import SPLIT, Plan, group_of_plan, plan_of_row
@@ -28,6 +30,7 @@ from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.kind_speed import least_step_s, parts_of_cluster
 from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search import limits
+from ratrain.plan.search.climb import climbed
 from ratrain.plan.search.tried import Tried, step_of
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
@@ -184,38 +187,30 @@ def _same_program(checked: Checked, row: int) -> object:
 
 def _refined(checked: Checked, row: int) -> Entry:
     """The row with layers moved from stage to stage, as long as the estimate gains by it."""
-    best: Entry = (float(checked.step_s[row]), checked, row)
-    if checked.group.layout.virtual > 1 or checked.group.layout.stages == 1:
-        return best
-    for _ in range(16):
-        start, current, place = best
-        moved = _moves(current.group, place)
-        if not len(moved.layers):
-            break
-        there = check(moved)
-        times = np.where(there.fits, there.step_s, np.inf)
-        if times.min() >= start * (1 - 1e-6):
-            break
-        best = float(times.min()), there, int(times.argmin())
-    return best
+    start: Entry = (float(checked.step_s[row]), checked, row)
+
+    def near(here: Entry) -> Iterator[Entry]:
+        moved = _moves(here[1].group, here[2])
+        if len(moved):
+            there = check(moved)
+            times = np.where(there.fits, there.step_s, np.inf)
+            yield float(times.min()), there, int(times.argmin())
+
+    if checked.group.layout.virtual > 1:
+        return start
+    return [start, *climbed(start, near, itemgetter(0), rounds=limits.REFINED_ROUNDS, gain=1e-6)][
+        -1
+    ]
 
 
 def _moves(group: Group, row: int) -> Group:
     """Every row that differs from this one by a layer moved between two stages."""
-    layers = group.layers[row]
-    stages = len(layers)
-    givers = [stage for stage in range(stages) if layers[stage] > 1]
-    if stages > 16:  # the fullest stages alone
-        givers = sorted(givers, key=lambda stage: -int(layers[stage]))[:4]
-    unit_vectors: Ints = np.eye(stages, dtype=np.int64)
-    rows: list[Ints] = [
-        layers + unit_vectors[target] - unit_vectors[source]
-        for source in givers
-        for target in range(stages)
-        if target != source
-    ]
+    layers: list[int] = group.layers[row].tolist()
+    stages = range(len(layers))
+    givers = sorted(stages, key=lambda stage: -layers[stage])[:4] if len(stages) > 16 else stages
+    rows = list(layers_moved(layers, product(givers, stages)))  # of many, the fullest stages give
     moved = group.only(np.full(len(rows), row, dtype=np.int64))
-    return replace(moved, layers=np.array(rows, dtype=np.int64).reshape(-1, stages))
+    return replace(moved, layers=np.array(rows, dtype=np.int64).reshape(-1, len(layers)))
 
 
 def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:

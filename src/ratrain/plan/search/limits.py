@@ -36,13 +36,13 @@ FILLED = 2 / 3
 take equally long: what is waited for is a forward, a backward and a gradient of weights less."""
 REFINED = 12
 """Plans whose layers are moved about before any is simulated."""
+REFINED_ROUNDS = 16
+"""Layers that are moved one after another."""
 # ---- the beam among drafts ------------------------------------------------------------------
 SEED_SIZES = 1, 2, 4, 8, 16
 """Micro-batches in which seeds are made."""
 POOL_ORDERS = 24
 """Orders of pools in which pipelines begin."""
-SEEDS = 80
-"""Seeds that are timed: of the least estimate, and of those whose slowest replica takes least."""
 WIDTHS = 16
 """Ways in which pools are divided into tensor groups."""
 POLISHED = 2
@@ -65,8 +65,8 @@ pipelines."""
 # ---- moves ----------------------------------------------------------------------------------
 MOST_STAGES, FULLEST = 16, 6
 """Stages up to which any gives a layer to any; of more, so many give and so many take."""
-MEMBERS_CUTS = 6
-"""Layers that are moved one after another."""
+MOST_MOVED, MEMBERS_CUTS = 1_000, 6
+"""Layers that are moved one after another: in pipelines, and among members."""
 # ---- drafts simulated whole -----------------------------------------------------------------
 NEAR = 40
 """Changes of a draft that are timed in a round, those of the least estimate."""
@@ -138,6 +138,7 @@ class Effort:
     long_ops: float  # of a program of several shares, above which it takes seconds
     spares_programs: bool  # whether what can hardly gain is not simulated whole
     rounds: int = 24  # of changes, at the grain of stages
+    seeds: int = 80  # that are timed: of the least estimate, and whose slowest replica takes least
 
     @property
     def of_members(self) -> Effort:
@@ -147,6 +148,7 @@ class Effort:
             self,
             width=5,
             rounds=MEMBERS_ROUNDS,
+            seeds=3 * MEMBERS_SEEDS,
             simulated=2 if quick else 12,
             slower=0,
             climbs=0 if quick else 2,

@@ -12,22 +12,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from heapq import nsmallest
-from itertools import combinations, islice, pairwise, product
+from itertools import chain, combinations, islice, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.members import MembersParts, Quick
+from ratrain.plan.draft.parts import Part, Quick, quick
 from ratrain.plan.draft.pools import (
     FEW,
+    Pipeline,
     Post,
     Shape,
+    StageMembers,
     in_division,
     tensor_degrees,
     used_of,
 )
-from ratrain.plan.draft.space import Side, Space, StageMembers
+from ratrain.plan.draft.space import Side, Space
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, divisions_of, divisors_of
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
@@ -62,23 +64,18 @@ def members_seeds(space: Space, bar_s: float) -> Iterator[Draft]:
 
 
 class Idea(NamedTuple):
-    """Pipelines before they are parts: members of each stage, those that only hold it, and about
-    when all of them end. `sort`: how many there are; 0 for one of all devices in one degree."""
+    """Pipelines before they are parts, and about when all of them end. `sort`: how many there are;
+    0 for one of all devices in one degree."""
 
     time_s: float
     sort: int
-    pipelines: tuple[tuple[tuple[Shape, ...], tuple[Shape, ...]], ...]
+    pipelines: tuple[Pipeline, ...]
 
 
-class _Pipeline(NamedTuple):
-    """A pipeline's members and holders, what each micro-batch takes, and what the first takes
-    before."""
-
-    slot_s: float
-    ramp_s: float
-    shapes: tuple[Shape, ...]
-    holders: tuple[Shape, ...]
-    used: Used
+def _ramp_s(part: Part) -> float:
+    """What the first micro-batch of a pipeline takes beside its slot."""
+    each_s = zip(part.works, part.stage_s, strict=True)
+    return max(0.0, sum(len(works) * stage_s for works, stage_s in each_s) - part.slot_s)
 
 
 class Ideas:
@@ -89,43 +86,34 @@ class Ideas:
         stages = self._stages = space.stages
         self._divided, self._state, self._size = divided, state, micro_batch
         self._space, self._batches = space, space.sequences // micro_batch
-        self._alone = space.parts_with_members(micro_batch, state, 0)
-        self._beside = space.parts_with_members(micro_batch, state, 1)
         self._counts = tuple(len(pool.devices) for pool in stages.pools)
         self.memory_binds = False
         """Whether a pipeline that was looked at does not fit, or recovers."""
 
     def best(self, bar_s: float) -> Iterator[Idea]:
         """Those whose busiest stages may take less than `bar_s`."""
-        library: list[_Pipeline] = []
+        library: list[Part] = []
         for posts in _every_posts(self._stages):
             kept = self._of_posts(posts, bar_s)
             library += kept[: limits.PIPELINES_KEPT]
             sort = 0 if self._is_plain(posts) else 1
             for pipeline in kept:
-                time_s = self._batches * pipeline.slot_s + pipeline.ramp_s
-                if self._is_of_members(pipeline) and self._batches * pipeline.slot_s < bar_s:
-                    yield Idea(time_s, sort, ((pipeline.shapes, pipeline.holders),))
+                time_s = self._batches * pipeline.slot_s + _ramp_s(pipeline)
+                if pipeline.has_members and self._batches * pipeline.slot_s < bar_s:
+                    yield Idea(time_s, sort, (pipeline.members,))
         yield from self._sets(library, bar_s)
 
     def draft(self, idea: Idea) -> Draft | None:
         """The draft of an idea; None where it does not fit."""
-        sides = [
-            Side((), self._size, stages=tuple(map(StageMembers, shapes, holders)))
-            for shapes, holders in idea.pipelines
-        ]
+        sides = [Side(members, self._size) for members in idea.pipelines]
         return self._space.draft(sides, self._state)
-
-    def _is_of_members(self, pipeline: _Pipeline) -> bool:
-        members = zip(pipeline.shapes, pipeline.holders, strict=True)
-        return any(len(computing) + len(holding) > 1 for computing, holding in members)
 
     def _is_plain(self, posts: Posts) -> bool:
         """Whether they are all devices in one tensor degree."""
         used = sum(post.tensor * count for post, count in posts)
         return used == sum(self._counts) and len({post.tensor for post, _ in posts}) == 1
 
-    def _of_posts(self, posts: Posts, bar_s: float) -> list[_Pipeline]:
+    def _of_posts(self, posts: Posts, bar_s: float) -> list[Part]:
         """The pipelines of exactly these posts, the best first; all of them where these are all
         devices."""
         every_post = tuple(post for post, count in posts for _ in range(count))
@@ -135,38 +123,35 @@ class Ideas:
         of_rest = self._rate(rest)
         if self._rate_of(posts) + of_rest < self._batches / bar_s:
             return []
-        maker = self._alone if is_whole else self._beside
         most = limits.SPREADS if self._is_plain(posts) else limits.FEW_SPREADS
-        every: list[_Pipeline] = []
+        every: list[Part] = []
         layers = self._stages.job.model.spec.layers
         for shapes in _spreads(posts, layers, most):
-            posted = shapes
-            if self._divided:
-                posted = tuple(in_division(shape, divided=True) for shape in shapes)
-            for holders, quick in self._held(posted, rest, maker):
-                if quick is None or 1 / quick.slot_s + of_rest < self._batches / bar_s:
+            posted = tuple(StageMembers(in_division(shape, self._divided)) for shape in shapes)
+            for members, known in self._held(posted, rest):
+                if known is None or 1 / known.slot_s + of_rest < self._batches / bar_s:
                     continue
-                every.append(_Pipeline(quick.slot_s, quick.ramp_s, posted, holders, used))
+                part = self._space.part(members, self._size, 1 if is_whole else 2, self._state)
+                every += [] if part is None else [part]
         share = self._batches * self._rate(used) / self._rate(self._counts)
-        every.sort(key=lambda pipeline: share * pipeline.slot_s + pipeline.ramp_s)
+        every.sort(key=lambda part: share * part.slot_s + _ramp_s(part))
         return every if is_whole else every[: 2 * limits.PIPELINES_KEPT]
 
-    def _held(
-        self, shapes: tuple[Shape, ...], rest: Used, maker: MembersParts
-    ) -> Iterator[tuple[tuple[Shape, ...], Quick | None]]:
+    def _held(self, members: Pipeline, rest: Used) -> Iterator[tuple[Pipeline, Quick | None]]:
         """Nobody beside the members; where their memory is short, and states are shared among all
         who hold a stage, also all devices that are left, at each stage in turn."""
-        alone = maker.quick(shapes)
-        yield ((),) * len(shapes), alone
+        of = self._size, 2 if any(rest) else 1, self._state
+        alone = quick(self._stages, members, *of)
+        yield members, alone
         if alone is not None and not alone.recovers:
             return
         self.memory_binds = True
         if not any(rest) or self._state.sharding not in (1, 2):
             return
         spare = tuple(Post(pool, 1) for pool, count in enumerate(rest) for _ in range(count))
-        for s in range(len(shapes)):
-            holders = tuple(spare if s == place else () for place in range(len(shapes)))
-            yield holders, maker.quick(shapes, holders)
+        for s, stage in enumerate(members):
+            held = (*members[:s], StageMembers(stage.computing, spare), *members[s + 1 :])
+            yield held, quick(self._stages, held, *of)
 
     def _rate_of(self, posts: Posts) -> float:
         """Micro-batches a second of posts if none ever waits, embedding and head not counted; 0
@@ -185,9 +170,9 @@ class Ideas:
         counted."""
         return self._stages.speed_of(used) / self._stages.job.model.spec.layers / self._size
 
-    def _sets(self, library: Sequence[_Pipeline], bar_s: float) -> Iterator[Idea]:
+    def _sets(self, library: Sequence[Part], bar_s: float) -> Iterator[Idea]:
         """Several pipelines, one of members at least."""
-        shared = [each for each in library if not any(each.holders)]
+        shared = [each for each in library if not any(stage.holding for stage in each.members)]
         if not shared:
             return
         table = _Table(shared, self._counts, self._rate)
@@ -200,19 +185,20 @@ class Ideas:
             for chosen in sets:
                 pipelines = [shared[number] for number in chosen]
                 time_s = _level_s(self._batches, pipelines)
-                if time_s < bar_s and any(map(self._is_of_members, pipelines)):
-                    yield Idea(time_s, 2, tuple((each.shapes, each.holders) for each in pipelines))
+                if time_s < bar_s and any(each.has_members for each in pipelines):
+                    yield Idea(time_s, 2, tuple(each.members for each in pipelines))
 
 
 class _Table:
     """Pipelines as columns, and which of them can be put to a set."""
 
     def __init__(
-        self, pipelines: Sequence[_Pipeline], counts: Used, rate: Callable[[Used], float]
+        self, pipelines: Sequence[Part], counts: Used, rate: Callable[[Used], float]
     ) -> None:
-        self._used: Ints = np.array([each.used for each in pipelines], dtype=np.int64)
+        used = [used_of(tuple(chain(*each.posts)), len(counts)) for each in pipelines]
+        self._used: Ints = np.array(used, dtype=np.int64)
         self._rates: Floats = np.array([1 / each.slot_s for each in pipelines])
-        self._ramps: Floats = self._rates * np.array([each.ramp_s for each in pipelines])
+        self._ramps: Floats = self._rates * np.array([_ramp_s(each) for each in pipelines])
         self._counts: Ints = np.array(counts, dtype=np.int64)
         alone = [tuple(int(n == pool) for n in range(len(counts))) for pool in range(len(counts))]
         self._rate_of_one: Floats = np.array([rate(used) for used in alone])
@@ -231,11 +217,11 @@ class _Table:
             yield float(work[further] / rates[further]), (*chosen, first + further)
 
 
-def _level_s(batches: int, chosen: Sequence[_Pipeline]) -> float:
+def _level_s(batches: int, chosen: Sequence[Part]) -> float:
     """When pipelines end that share so many micro-batches."""
     rate = sum(1 / each.slot_s for each in chosen)
-    level_s = (batches + sum(each.ramp_s / each.slot_s for each in chosen)) / rate
-    return max(level_s, *(each.ramp_s + each.slot_s for each in chosen))
+    level_s = (batches + sum(_ramp_s(each) / each.slot_s for each in chosen)) / rate
+    return max(level_s, *(_ramp_s(each) + each.slot_s for each in chosen))
 
 
 def _every_posts(stages: Stages) -> Iterator[Posts]:

@@ -4,12 +4,15 @@ members of stages."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import permutations, product
+from math import inf
 
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import layers_moved
-from ratrain.plan.draft.pools import Post, Shape, tensor_degrees
-from ratrain.plan.draft.space import Drafts, Side, Space, StageMembers, replaced, sides_of, sorts_of
+from ratrain.plan.draft.pools import Pipeline, Post, Shape, StageMembers, tensor_degrees
+from ratrain.plan.draft.space import Drafts, Side, Space, replaced, side_of, sides_of, sorts_of
+from ratrain.plan.search.climb import climbed
 from ratrain.plan.search.limits import MEMBERS_CUTS
 
 
@@ -19,25 +22,26 @@ def anew(space: Space, draft: Draft, changes: dict[int, list[Side]]) -> Draft | 
     return space.draft(sides, draft.state)
 
 
-def _fresh(shape: Shape, like: Side) -> Side:
-    return Side(shape, like.micro_batch)
+def _fresh(members: Pipeline, like: Side) -> Side:
+    return Side(members, like.micro_batch)
 
 
 def two_replicas_joined(space: Space, draft: Draft) -> Drafts:
     """Two replicas as one pipeline; of sorts with as many each, all of them in pairs."""
     sides, sorts = sides_of(draft), sorts_of(draft)
+
+    def joined(a: int, b: int) -> dict[int, list[Side]]:
+        return {a: [_fresh(sides[a].members + sides[b].members, sides[a])], b: []}
+
     firsts = [place for same in sorts for place in same[:2]]
     for a, b in permutations(firsts, 2):
-        yield anew(space, draft, {a: [_fresh(sides[a].shape + sides[b].shape, sides[a])], b: []})
+        yield anew(space, draft, joined(a, b))
     for first, second in product(sorts, sorts):
         pairs = list(zip(first, second, strict=False))
         if first is second:
             pairs = list(zip(first[::2], first[1::2], strict=False))
         if len(pairs) > 1 and (first is second or len(first) == len(second)):
-            joined = {a: [_fresh(sides[a].shape + sides[b].shape, sides[a])] for a, b in pairs} | {
-                b: [] for _, b in pairs
-            }
-            yield anew(space, draft, joined)
+            yield anew(space, draft, {n: of for a, b in pairs for n, of in joined(a, b).items()})
 
 
 def a_replica_split(space: Space, draft: Draft) -> Drafts:
@@ -45,8 +49,8 @@ def a_replica_split(space: Space, draft: Draft) -> Drafts:
     sides = sides_of(draft)
     for places in sorts_of(draft):
         side = sides[places[0]]
-        for stage in range(1, len(side.shape)):
-            halves = [_fresh(side.shape[:stage], side), _fresh(side.shape[stage:], side)]
+        for stage in range(1, len(side.members)):
+            halves = [_fresh(side.members[:stage], side), _fresh(side.members[stage:], side)]
             for some in (places[:1], places) if len(places) > 1 else (places,):
                 yield anew(space, draft, dict.fromkeys(some, halves))
 
@@ -57,29 +61,29 @@ def a_stage_moved(space: Space, draft: Draft) -> Drafts:
     sides, firsts = sides_of(draft), [same[0] for same in sorts_of(draft)]
     seconds = [same[1] for same in sorts_of(draft) if len(same) > 1]
     for n in firsts:
-        shape = sides[n].shape
-        for stage, post in enumerate(shape):
-            if stage and shape[stage - 1] == post:
+        members = sides[n].members
+        for place, stage in enumerate(members):
+            if place and members[place - 1] == stage:
                 continue
-            left = shape[:stage] + shape[stage + 1 :]
+            left = members[:place] + members[place + 1 :]
             rest = [_fresh(left, sides[n])] if left else []
             yield anew(space, draft, {n: rest})
             if left:
-                yield anew(space, draft, {n: [*rest, _fresh((post,), sides[n])]})
+                yield anew(space, draft, {n: [*rest, _fresh((stage,), sides[n])]})
             for target in (*firsts, *seconds):
                 if target != n:
-                    for longer in _with(sides[target].shape, post):
+                    for longer in _with(sides[target].members, stage):
                         yield anew(space, draft, {n: rest, target: [_fresh(longer, sides[target])]})
-            for longer in _with(left, post) if left else ():
-                if longer != shape:
+            for longer in _with(left, stage) if left else ():
+                if longer != members:
                     yield anew(space, draft, {n: [_fresh(longer, sides[n])]})
 
 
-def _with(shape: Shape, post: Post) -> Iterator[Shape]:
-    """A shape with one stage more, in every place."""
-    for stage in range(len(shape) + 1):
-        if stage == 0 or shape[stage - 1] != post:
-            yield (*shape[:stage], post, *shape[stage:])
+def _with(members: Pipeline, stage: StageMembers) -> Iterator[Pipeline]:
+    """A pipeline with one stage more, in every place."""
+    for place in range(len(members) + 1):
+        if place == 0 or members[place - 1] != stage:
+            yield (*members[:place], stage, *members[place:])
 
 
 def two_stages_exchanged(space: Space, draft: Draft) -> Drafts:
@@ -87,34 +91,33 @@ def two_stages_exchanged(space: Space, draft: Draft) -> Drafts:
     sides, firsts = sides_of(draft), [same[0] for same in sorts_of(draft)]
     for place, a in enumerate(firsts):
         for b in firsts[place + 1 :]:
-            first, second = sides[a].shape, sides[b].shape
-            seen: set[tuple[Shape, Shape]] = set()
+            first, second = sides[a].members, sides[b].members
+            seen: set[tuple[Pipeline, Pipeline]] = set()
             for i, j in product(range(len(first)), range(len(second))):
                 if first[i] == second[j]:
                     continue
-                shapes = (
+                exchanged = (
                     (*first[:i], second[j], *first[i + 1 :]),
                     (*second[:j], first[i], *second[j + 1 :]),
                 )
-                if shapes not in seen:
-                    seen.add(shapes)
-                    one, other = (_fresh(s, sides[n]) for s, n in zip(shapes, (a, b), strict=True))
+                if exchanged not in seen:
+                    seen.add(exchanged)
+                    one, other = (
+                        _fresh(of, sides[n]) for of, n in zip(exchanged, (a, b), strict=True)
+                    )
                     yield anew(space, draft, {a: [one], b: [other]})
 
 
 def an_idle_device(space: Space, draft: Draft) -> Drafts:
     """A device that is idle, as a replica of its own or as a stage of another."""
     sides, firsts = sides_of(draft), [same[0] for same in sorts_of(draft)]
-    used = [0] * len(space.counts)
-    for side in sides:
-        for post in side.shape:
-            used[post.pool] += post.tensor
+    used = draft.used(len(space.counts))
     for pool, (taken, count) in enumerate(zip(used, space.counts, strict=True)):
         if taken < count:
-            post = Post(pool, 1)
-            yield anew(space, draft, {0: [sides[0], _fresh((post,), sides[0])]})
+            stage = StageMembers((Post(pool, 1),))
+            yield anew(space, draft, {0: [sides[0], _fresh((stage,), sides[0])]})
             for n in firsts:
-                for longer in _with(sides[n].shape, post):
+                for longer in _with(sides[n].members, stage):
                     yield anew(space, draft, {n: [_fresh(longer, sides[n])]})
 
 
@@ -125,34 +128,43 @@ def a_tensor_group(space: Space, draft: Draft) -> Drafts:
     for places in sorts:
         n = places[0]
         shape = sides[n].shape
+
+        def changed(shape: Shape, like: Side = sides[n]) -> Side:
+            return side_of(shape, like.micro_batch)
+
         for stage, post in enumerate(shape):
-            degrees = tensor_degrees(space.stages.job, space.stages.pools[post.pool])
-            half, twice = post.tensor // 2, post.tensor * 2
-            if post.tensor % 2 == 0 and half in degrees:
-                smaller = Post(post.pool, half, post.divided and half > 1)
+            smaller, larger = sized(space, post, post.divided), sized(space, post, draft.divided, 2)
+            if smaller is not None:
                 for several in ((smaller, smaller), (smaller,)):
                     split = (*shape[:stage], *several, *shape[stage + 1 :])
-                    yield anew(space, draft, {n: [_fresh(split, sides[n])]})
-                alone = [_fresh((*shape[:stage], smaller, *shape[stage + 1 :]), sides[n])]
-                yield anew(space, draft, {n: [*alone, _fresh((smaller,), sides[n])]})
-            if twice not in degrees:
+                    yield anew(space, draft, {n: [changed(split)]})
+                alone = [changed((*shape[:stage], smaller, *shape[stage + 1 :]))]
+                yield anew(space, draft, {n: [*alone, changed((smaller,))]})
+            if larger is None:
                 continue
-            larger = Post(post.pool, twice, draft.divided)
-            wide = _fresh((*shape[:stage], larger, *shape[stage + 1 :]), sides[n])
+            wide = changed((*shape[:stage], larger, *shape[stage + 1 :]))
             yield anew(space, draft, {n: [wide]})
             if stage + 1 < len(shape) and shape[stage + 1] == post:
-                joined = (*shape[:stage], larger, *shape[stage + 2 :])
-                yield anew(space, draft, {n: [_fresh(joined, sides[n])]})
+                yield anew(
+                    space, draft, {n: [changed((*shape[:stage], larger, *shape[stage + 2 :]))]}
+                )
             for other in (*firsts, *places[1:2]):
                 if other != n and post in sides[other].shape:
                     left = list(sides[other].shape)
                     left.remove(post)
-                    rest = [_fresh(tuple(left), sides[other])] if left else []
+                    rest = [changed(tuple(left), sides[other])] if left else []
                     yield anew(space, draft, {n: [wide], other: rest})
-            if len(places) > 1:
+            if shape == (post,) and len(places) > 1 and len(places) % 2 == 0:
                 joined = {p: [wide] for p in places[::2]} | {p: list[Side]() for p in places[1::2]}
-                if shape == (post,) and len(places) % 2 == 0:
-                    yield anew(space, draft, joined)
+                yield anew(space, draft, joined)
+
+
+def sized(space: Space, post: Post, divided: bool, twice: int = 0) -> Post | None:
+    """A tensor group of half the size, or twice; None where there is none."""
+    tensor = post.tensor * 2 if twice else post.tensor / 2
+    if tensor not in tensor_degrees(space.stages.job, space.stages.pools[post.pool]):
+        return None
+    return Post(post.pool, int(tensor), divided and tensor > 1)
 
 
 Place = tuple[int, int]
@@ -162,23 +174,23 @@ Edits = dict[Place, tuple[list[Post], list[Post]]]
 
 
 def best_members_cuts(space: Space, draft: Draft) -> Drafts:
-    """Layers moved one by one as long as that gains."""
-    here = draft
-    for _ in range(MEMBERS_CUTS):
-        near = filter(None, _layers_moved(space, here))
-        other = min(near, key=lambda near_draft: near_draft.estimate_s, default=here)
-        if other.estimate_s >= here.estimate_s:
-            return
-        here = other
-        yield here
+    """Layers moved one by one as long as that gains, at the grain of stages."""
+
+    def time_s(here: Draft) -> float:
+        return space.clock.step_s(here) or inf
+
+    near = partial(_layers_moved, space)
+    return climbed(draft, near, time_s, rounds=MEMBERS_CUTS, gain=0.0)
 
 
-def _layers_moved(space: Space, draft: Draft) -> Drafts:
+def _layers_moved(space: Space, draft: Draft) -> Iterator[Draft]:
     sides = [side._replace(share=None) for side in sides_of(draft)]
     for number, part in enumerate(draft.parts):
         for layers in layers_moved(part.layers):
             other = sides[number]._replace(layers=layers)
-            yield space.draft([*sides[:number], other, *sides[number + 1 :]], draft.state)
+            made = space.draft([*sides[:number], other, *sides[number + 1 :]], draft.state)
+            if made is not None:
+                yield made
 
 
 def a_member_moved(space: Space, draft: Draft) -> Drafts:
@@ -219,15 +231,12 @@ def a_members_tensor_group(space: Space, draft: Draft) -> Drafts:
     for place in places:
         computing = stages[place].computing
         for post in dict.fromkeys(computing):
-            degrees = tensor_degrees(space.stages.job, space.stages.pools[post.pool])
-            half, twice = post.tensor // 2, post.tensor * 2
-            if post.tensor % 2 == 0 and half in degrees:
-                smaller = Post(post.pool, half, post.divided and half > 1)
+            smaller, larger = sized(space, post, post.divided), sized(space, post, draft.divided, 2)
+            if smaller is not None:
                 left, holding = _without(stages[place], post)
                 yield _edited(space, draft, {place: ([*left, smaller, smaller], holding)})
-            if twice in degrees and computing.count(post) > 1:
+            if larger is not None and computing.count(post) > 1:
                 left, holding = _without(stages[place], post, post)
-                larger = Post(post.pool, twice, draft.divided)
                 yield _edited(space, draft, {place: ([*left, larger], holding)})
 
 
@@ -236,13 +245,9 @@ def _places(draft: Draft) -> tuple[list[Place], dict[Place, StageMembers]]:
     stages = {
         (number, stage): members
         for number, side in enumerate(sides_of(draft))
-        for stage, members in enumerate(_members_of(side))
+        for stage, members in enumerate(side.members)
     }
     return list(stages), stages
-
-
-def _members_of(side: Side) -> tuple[StageMembers, ...]:
-    return side.stages or tuple(StageMembers((post,)) for post in side.shape)
 
 
 def _without(stage: StageMembers, *posts: Post) -> tuple[list[Post], list[Post]]:
@@ -260,13 +265,12 @@ def _edited(space: Space, draft: Draft, edits: Edits) -> Draft | None:
     """The draft with other members in these stages."""
     changes: dict[int, list[Side]] = {}
     for number, side in enumerate(sides_of(draft)):
-        stages = tuple(_edits_of(side, number, edits))
         if any(place[0] == number for place in edits):
-            changes[number] = [Side((), side.micro_batch, stages=stages)]
+            changes[number] = [_fresh(tuple(_edits_of(side, number, edits)), side)]
     return anew(space, draft, changes)
 
 
 def _edits_of(side: Side, number: int, edits: Edits) -> Iterator[StageMembers]:
-    for stage, members in enumerate(_members_of(side)):
+    for stage, members in enumerate(side.members):
         computing, holding = edits.get((number, stage), members)
         yield StageMembers(tuple(sorted(computing)), tuple(sorted(holding)))

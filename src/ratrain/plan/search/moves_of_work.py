@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise, permutations, product
 from math import gcd
 
 from ratrain.plan.draft.aligned import best_shares, cut_alike, in_best_sizes, moved_alike
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.parts import layers_moved, recut
-from ratrain.plan.draft.pools import in_division
+from ratrain.plan.draft.parts import Part, layers_moved
+from ratrain.plan.draft.pools import in_division, pipeline_of
 from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
-from ratrain.plan.layout.enumerate import divisions_of
-from ratrain.plan.search.limits import FULLEST, MOST_STAGES
+from ratrain.plan.layout.enumerate import StateMode, divisions_of
+from ratrain.plan.search.climb import climbed
+from ratrain.plan.search.limits import FULLEST, MOST_MOVED, MOST_STAGES
 
 
 def a_micro_batch(space: Space, draft: Draft) -> Drafts:
@@ -40,24 +42,26 @@ def _given(sides: list[Side], moved: dict[int, int]) -> list[Side]:
 def a_layer(space: Space, draft: Draft) -> Drafts:
     """A layer in another stage. Of many stages, the busiest give and the least busy take."""
     for places in sorts_of(draft):
-        part = draft.parts[places[0]]
-        count = len(part.layers)
-        busiest = sorted(range(count), key=lambda stage: -part.works[stage].busy_s)
-        givers, takers = sorted(busiest[:FULLEST]), sorted(busiest[-FULLEST:])
-        if count <= MOST_STAGES:
-            givers = takers = list(range(count))
-        for layers in layers_moved(part.layers, product(givers, takers)):
+        for layers in _layers_moved(draft.parts[places[0]]):
             yield from _in_place(space, draft, places, layers=layers)
+
+
+def _layers_moved(part: Part) -> Iterator[tuple[int, ...]]:
+    count = len(part.layers)
+    if count <= MOST_STAGES:
+        return layers_moved(part.layers)
+    busiest = sorted(range(count), key=lambda stage: -part.works[stage][0].busy_s)
+    return layers_moved(part.layers, product(sorted(busiest[:FULLEST]), sorted(busiest[-FULLEST:])))
 
 
 def two_neighbours(space: Space, draft: Draft) -> Drafts:
     """Two neighbouring stages in the other order."""
     for places in sorts_of(draft):
-        shape = draft.parts[places[0]].shape
-        for stage, (here, there) in enumerate(pairwise(shape)):
+        members = draft.parts[places[0]].members
+        for stage, (here, there) in enumerate(pairwise(members)):
             if here != there:
-                swapped = (*shape[:stage], there, here, *shape[stage + 2 :])
-                yield from _in_place(space, draft, places, shape=swapped, layers=None)
+                swapped = (*members[:stage], there, here, *members[stage + 2 :])
+                yield from _in_place(space, draft, places, members=swapped, layers=None)
 
 
 def _in_place(space: Space, draft: Draft, places: list[int], **fields: object) -> Drafts:
@@ -113,7 +117,7 @@ def sequence_parallelism(space: Space, draft: Draft) -> Drafts:
     degrees = {post.tensor for part in draft.parts for post in part.shape}
     if len(divisions_of(space.stages.job, degrees)) > 1:
         sides = [
-            side._replace(shape=in_division(side.shape, not draft.divided))
+            side._replace(members=pipeline_of(in_division(side.shape, not draft.divided)))
             for side in sides_of(draft)
         ]
         yield space.draft(sides, draft.state)
@@ -121,17 +125,27 @@ def sequence_parallelism(space: Space, draft: Draft) -> Drafts:
 
 def best_cuts(space: Space, draft: Draft) -> Drafts:
     """The same shares of the step, the layers of each replica moved as long as its pipeline then
-    takes less."""
-    parts = {
-        (part, share): recut(space.stages, [part], len(draft.parts), draft.state, share)[0]
-        for part, share in dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
-    }
-    sides = sides_of(draft)
-    pairs = zip(draft.parts, draft.shares, strict=True)
-    yield space.draft(
-        [side._replace(layers=parts[pair].layers) for side, pair in zip(sides, pairs, strict=True)],
-        draft.state,
-    )
+    takes less: of cuts whose slowest stages are alike, the fill of the pipeline decides."""
+    pairs = list(zip(draft.parts, draft.shares, strict=True))
+    cut = {pair: best_cut(space, *pair, len(pairs), draft.state) for pair in dict.fromkeys(pairs)}
+    sides = [
+        side._replace(layers=cut[pair].layers)
+        for side, pair in zip(sides_of(draft), pairs, strict=True)
+    ]
+    yield space.draft(sides, draft.state)
+
+
+def best_cut(space: Space, part: Part, share: int, data: int, state: StateMode) -> Part:
+    """The part with layers moved one by one as long as so many micro-batches then take less."""
+
+    def near(here: Part) -> Iterator[Part]:
+        for layers in _layers_moved(here):
+            other = space.part(here.members, here.micro_batch, data, state, layers)
+            if other is not None:
+                yield other
+
+    better = climbed(part, near, lambda each: each.step_s(share), rounds=MOST_MOVED, gain=1e-9)
+    return [part, *better][-1]
 
 
 def best_micro_batches(space: Space, draft: Draft) -> Drafts:

@@ -34,8 +34,9 @@ from ratrain.plan.layout.tiers import jobs_in_tiers, tiers_of, waiting_in
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search import limits
+from ratrain.plan.search.climb import climbed
 from ratrain.plan.search.moves import MoveTried
-from ratrain.plan.search.tried import Timed, climbed, fastest_of, timed_recovering
+from ratrain.plan.search.tried import Timed, fastest_of, step_of, timed_recovering
 from ratrain.plugins import Registry
 from ratrain.program.repeating import compute_ops
 from ratrain.program.replicas import Recovery
@@ -107,7 +108,8 @@ def improved(start: Timed, begins: Callable[[], None]) -> Iterator[Timed]:
             if timed is not None and timed.refusals == start.refusals:
                 yield timed
 
-    return climbed(start, near, limits.SIZES_ROUNDS, limits.WORTH_SIZES)
+    rounds, gain = limits.SIZES_ROUNDS, limits.WORTH_SIZES
+    return climbed(start, near, step_of, rounds=rounds, gain=gain)
 
 
 def _timed(here: Timed, plan: Plan, bar_s: float) -> Timed | None:
@@ -230,7 +232,7 @@ class Reordered:
                     bar_s = other.step_s
                     yield other
 
-        return climbed(start, near, limits.REORDERED_ROUNDS, 0.0)
+        return climbed(start, near, step_of, rounds=limits.REORDERED_ROUNDS, gain=0.0)
 
 
 def _spilled(plan: Plan) -> Iterator[Plan]:

@@ -1,9 +1,8 @@
-"""A plan or a draft tried out: its program proved whole, its step simulated; and how a search goes
-from one to faster ones."""
+"""A plan or a draft tried out: its program proved whole, its step simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -66,20 +65,6 @@ class Timed(Tried):
     """The same with the draft that it was made of."""
 
     draft: Draft = field(kw_only=True)
-
-
-def climbed(
-    start: Timed, near: Callable[[Timed], Iterable[Timed]], rounds: int, gain: float
-) -> Iterator[Timed]:
-    """Ever faster plans, each the fastest `near` the one before, as long as each saves this part of
-    the step before it."""
-    here = start
-    for _ in range(rounds):
-        best = min(near(here), key=step_of, default=here)
-        if best.step_s >= here.step_s * (1 - gain):
-            return
-        here = best
-        yield here
 
 
 def step_of(plan: Tried) -> float:

@@ -96,7 +96,7 @@ def unequal_search(
     alone = _in_other_sizes(seeker, alone)
     bar_s = _least(whole_s, alone)
     of_members = seeker.best_of(
-        (), bar_s, lambda draft: draft.least_s < bar_s, members_seeds(seeker.space, bar_s)
+        (), bar_s, lambda draft: draft.alone_s < bar_s, members_seeds(seeker.space, bar_s)
     )
     trainable = _fastest([*alone, *(plan for plan in of_members if not plan.refusals)])
     whole_s = _least(whole_s, trainable)
