@@ -93,7 +93,7 @@ def steps_of_round(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     here = Path(sys.executable).parent / "ratrain"
     parser.add_argument("--against", type=Path, required=True, help="the other version's ratrain")
     parser.add_argument("--ratrain", type=Path, default=here, help="this version's [this Python's]")

@@ -79,7 +79,7 @@ class Ended:
 def run_cut(setting: Setting, cut: Cut | None) -> tuple[list[Ended], States]:
     """How each rank ended, and every version of every state that any has made."""
     of_run = prepared(setting)
-    spec, program = of_run.spec, of_run.proved.program
+    spec, program = of_run.spec, program_of(setting)
     routes = routes_of(program, spec.seats)
     hosts = spec.hosts or (0,) * spec.seats.world_size
     crowd = networks(spec.seats, routes, hosts)
@@ -197,7 +197,7 @@ def ops_of(setting: Setting, rank: int, *kinds: Kind) -> list[int]:
     """The numbers of a rank's ops of some kinds; of all, where none are given."""
     of_run = prepared(setting)
     network = networks(
-        of_run.spec.seats, routes_of(of_run.proved.program, of_run.spec.seats), (0,) * 16
+        of_run.spec.seats, routes_of(program_of(setting), of_run.spec.seats), (0,) * 16
     )[rank]
     ops = _rank_run(setting, of_run, rank, network).schedule.ops
     return [op.number for op in ops if not kinds or op.kind in kinds]

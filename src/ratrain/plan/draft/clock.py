@@ -142,7 +142,7 @@ class StageClock:
             if key not in seen:
                 held: Counter[Post] = Counter()
                 for ((part, _), count), stage in zip(sides.items(), stages, strict=True):
-                    for post in part.posts[stage]:
+                    for post in part.posts[int(stage)]:
                         held[post] += count
                 holders = tuple(
                     sorted(held.items(), key=lambda held: (held[0].pool, held[0].tensor))
