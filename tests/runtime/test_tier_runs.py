@@ -230,6 +230,15 @@ def test_gradients_wait_beside_clipping_loss_scales_and_tied_weights_and_no_bit_
     assert_same_run(crew, tmp_path, setting, _waiting(setting, tier, "gradient"))
 
 
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2)])
+def test_with_everything_on_disk_and_clipping_no_bit_changes(
+    crew: Crew, tmp_path: Path, ranks: tuple[int, int]
+) -> None:
+    setting = Setting("ratrain", *ranks, clip_norm=0.5)
+    away = _waiting(setting, "disk", "optimizer", "view", "gradient", "activation")
+    assert_same_run(crew, tmp_path, setting, away)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (1, 1)])
 def test_a_checkpoint_of_a_run_with_states_in_tiers_goes_on_with_other_ranks_and_tiers(

@@ -182,7 +182,7 @@ def offload_gradients(program: Program, tier: str) -> Program:
             left = {stay.actions[0][1:3] for stay in stays[rank]} if clips else ()
             updates = (a for a in last if a.kind is Kind.UpdateShard and a[1:3] in left)
             back = [action._replace(kind=Kind.FetchSum) for action in updates]
-            return [*_by_first_use(program, rank, (*actions, *made)), *back]
+            return _by_first_use(program, rank, (*actions, *made, *back))
         return [
             action._replace(micro_batch=NONE) if action.kind is Kind.StoreSum else action
             for action in _by_first_use(program, rank, (*made, *actions))
@@ -291,14 +291,18 @@ def _first_uses(program: Program, rank: int) -> Iterable[Use]:
 
 
 def _by_first_use(program: Program, rank: int, actions: Iterable[Action]) -> list[Action]:
-    """Moves in the order in which compute first uses what they move."""
+    """Moves in the order in which compute first uses what they move; behind them those that wait
+    for a step's gradients."""
     place: dict[Use, int] = {}
-    for at, (kind, stage, unit, micro_batch, _) in enumerate(program.lane(rank, Lane.COMPUTE)):
+    compute = program.lane(rank, Lane.COMPUTE)
+    for at, (kind, stage, unit, micro_batch, _) in enumerate(compute):
         for fetch in (_USES.get(kind), Kind.FetchGradient if kind.adds_gradient else None):
             if fetch:
                 place.setdefault((fetch, stage, unit, micro_batch), at)
 
     def first_use(action: Action) -> int:
+        if action.kind in (Kind.FetchSum, Kind.StoreView):
+            return len(compute)
         fetch = action.kind if action.kind in _VIEWS else _LIKE.get(action.kind, Kind.FetchView_B)
         return place.get((fetch, *action[1:4]), -1)
 
