@@ -201,6 +201,7 @@ class _OfUnit:
             raise SpecError(
                 f"the checkpoint entry {saved.name} is of whole units that replicas hold at unlike "
                 "tensor degrees, or waits on disk, which nothing reads and writes it for",
+                place=f"declare_saved({saved.name!r})",
                 fix="declare it for parts of units, of a family of the device or of host memory",
             )
         if tier:
