@@ -185,8 +185,9 @@ def test_states_of_all_sorts_wait_beside_each_other(
     chosen = replace(strategy("ratrain"), skeleton=skeleton)
     for cut, data in (((4,), 1), ((2, 2), 1), ((2, 2), 2)):
         setup = Setup((replica(cut, 6, data, ends=True),))
-        tiers = dict.fromkeys(waits, "disk")
-        choices = Choices(clip=clip, recovery=(Recovery.SPILL,) * len(cut), **tiers)
+        choices = Choices(clip=clip, recovery=(Recovery.SPILL,) * len(cut))
+        for key in waits:
+            choices = replace(choices, **{key: "disk"})
         verdict = verify(apply_strategy(chosen, setup, choices))
         assert verdict.sound, (cut, data, verdict.findings[:2])
 
