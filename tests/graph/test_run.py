@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ratrain.graph.pulse import SILENT_S
+from ratrain.graph.stopped import STOPPED_S
 
 GRAPH = """
 [graph]
@@ -160,7 +160,10 @@ def test_a_run_whose_other_process_is_stopped_names_it_within_seconds_and_resume
     os.kill(stopped, signal.SIGSTOP)
     began_s = time.monotonic()
     status, _, err = ended(process)
-    assert (status, "process 2 of 3: gave no sign of life for 10 s" in err) == (8, True), err
+    assert (status, "process 2 of 3: was stopped (SIGSTOP), and did not go on for 10 s" in err) == (
+        8,
+        True,
+    ), err
     assert "Traceback" not in err
     assert time.monotonic() - began_s < 60  # ten, where processors are free
     assert not Path(f"/proc/{stopped}").exists()
@@ -172,7 +175,7 @@ def test_a_run_whose_other_process_is_stopped_names_it_within_seconds_and_resume
 
 @pytest.mark.slow
 def test_a_run_that_was_stopped_whole_goes_on(tmp_path: Path) -> None:
-    """As by Ctrl-Z and fg: nobody is taken for silent."""
+    """As by Ctrl-Z and fg: nobody is taken for stopped."""
     written(tmp_path, "gin", 100_000, 2)
     process = started(tmp_path, "--run", "run")
     while not checkpoints(tmp_path / "run") and process.poll() is None:
@@ -180,7 +183,7 @@ def test_a_run_that_was_stopped_whole_goes_on(tmp_path: Path) -> None:
     everybody = process.pid, *beside(process)
     for pid in everybody:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(SILENT_S + 3)
+    time.sleep(STOPPED_S + 3)
     before = checkpoints(tmp_path / "run")
     for pid in everybody:
         os.kill(pid, signal.SIGCONT)

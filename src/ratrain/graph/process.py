@@ -26,8 +26,8 @@ from ratrain.errors import PeerDown, RatrainError, RunFailed
 from ratrain.graph.links import Links, connected
 from ratrain.graph.plan import Laid, Plan
 from ratrain.graph.program import GraphProgram, Layout, build
-from ratrain.graph.pulse import SILENT_S, Pulse, Watch
 from ratrain.graph.spec import GraphFile
+from ratrain.graph.stopped import STOPPED_S, Watch
 from ratrain.graph.train import Training, store_of
 from ratrain.storage import TierStore
 
@@ -55,7 +55,6 @@ class Beside:
 
     process: BaseProcess
     said: Connection
-    pulse: Pulse
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,7 @@ def begun(spec: GraphFile, plan: Plan, disk: Path, folder: Path) -> Crew:
         for process, sockets in enumerate(others, 1):
             task = Task(spec, plan.laid.of(process), plan.program.layout, disk, folder)
             beside.append(_started(process, task, sockets))
-        pulses = {number: each.pulse for number, each in enumerate(beside, 1)}
-        watch = Watch(pulses, links.close)
+        watch = Watch([each.process.pid or 0 for each in beside], links.close)
         laid = plan.laid.of(0)
         training = _training(spec, laid, plan.program, store, links)
     except BaseException:
@@ -123,21 +121,17 @@ def _started(process: int, task: Task, sockets: dict[int, socket.socket]) -> Bes
     """Starts one, with its ends of connections, which it alone has then."""
     context = multiprocessing.get_context("spawn")
     said, says = context.Pipe(duplex=False)
-    pulse = Pulse(context)
-    arguments = process, task, sockets, says, pulse
+    arguments = process, task, sockets, says
     started = context.Process(target=_serve, args=arguments, daemon=True)
     started.start()
     says.close()
     for each in sockets.values():
         each.close()
-    return Beside(started, said, pulse)
+    return Beside(started, said)
 
 
-def _serve(
-    process: int, task: Task, sockets: dict[int, socket.socket], says: Connection, pulse: Pulse
-) -> None:
+def _serve(process: int, task: Task, sockets: dict[int, socket.socket], says: Connection) -> None:
     """Trains until the first process has gone."""
-    pulse.begin()
     if sys.platform == "linux":  # of one that is killed nothing holds the folder any longer
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (*STOPS, signal.SIGINT):  # the first says when it is over
@@ -178,14 +172,14 @@ def _end(beside: list[Beside]) -> None:
 
 def _why(error: PeerDown, beside: list[Beside], watch: Watch | None) -> RatrainError:
     """Why a process has gone: what it said itself, else how it ended."""
-    if watch is not None and watch.silent is not None:
-        silent = beside[watch.silent - 1].process
-        if silent.exitcode is None:  # it would not end by itself
-            silent.kill()
+    if watch is not None and watch.found is not None:
+        stopped = beside[watch.found].process
+        if stopped.exitcode is None:  # it would not end by itself
+            stopped.kill()
             return RunFailed(
-                f"gave no sign of life for {SILENT_S:g} s: it was stopped, or had no processor",
-                place=f"process {watch.silent} of {len(beside) + 1}",
-                fix="let it run, then go on with --resume",
+                f"was stopped (SIGSTOP), and did not go on for {STOPPED_S:g} s",
+                place=f"process {watch.found + 1} of {len(beside) + 1}",
+                fix="go on with --resume",
             )
     _end(beside)
     for number, each in enumerate(beside, 1):
