@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,20 @@ def all_hosts_of(spec: RunSpec) -> dict[str, str]:
 
 def as_asked(spec: RunSpec) -> JobSpec:
     """The run's job, for all hosts: with those that it does without now."""
-    kept = [each for each in spec.overrides if each.partition("=")[0].strip() != WITHOUT]
-    return load_job(Path(spec.job_path), kept)
+    return load_job(Path(spec.job_path), _kept(spec))
+
+
+def without(spec: RunSpec, lost: Sequence[str]) -> str:
+    """The override by which a run does without the hosts that it has lost, and without those that
+    its job file names."""
+    table, _ = with_overrides(*read_toml(Path(spec.job_path)), _kept(spec))
+    named = [*table.get("cluster", {}).get("without", ()), *lost]
+    return f"{WITHOUT}=[{', '.join(json.dumps(name) for name in named)}]"
+
+
+def _kept(spec: RunSpec) -> tuple[str, ...]:
+    """Overrides, but for what a run has lost."""
+    return tuple(o for o in spec.overrides if o.partition("=")[0].strip() != WITHOUT)
 
 
 def host_called(hosts: list[RunHost], name: str) -> RunHost:

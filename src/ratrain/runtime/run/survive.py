@@ -21,7 +21,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import SAVED_NOT_FINISHED, CheckpointError, PeerDown, RatrainError, RunFailed
 from ratrain.plan import load_job
 from ratrain.runtime.run.host_ranks import worst_status
-from ratrain.runtime.run.hosts import WITHOUT, as_asked
+from ratrain.runtime.run.hosts import as_asked, without
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.ready import Launcher
 from ratrain.runtime.run.remote import LOST, Connect, Everywhere, HostCommand, Hosts
@@ -218,12 +218,11 @@ class FolderPlanning:
                 fix="launch again when all are there, or put the folder on a disk that they share",
             )
         self.tell(f"lost: {', '.join(lost)}" if lost else "all hosts are there again")
-        listed = ", ".join(f'"{name}"' for name in lost)
         request = RunRequest(
             Path(spec.job_path),
             threads=spec.threads,
             calibrate=spec.calibrate,
-            overrides=(f"{WITHOUT}=[{listed}]",),
+            overrides=(without(spec, lost),),
             replans=True,
         )
         launcher = self.launcher()
