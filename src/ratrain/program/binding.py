@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.errors import ProgramError
 from ratrain.program.families import FAMILIES, SEND_SLOTS, Per
 from ratrain.program.kind import Kind, kinds_where
 from ratrain.program.setup import Averages, Setup
@@ -74,18 +73,6 @@ class Binding:
         cells = self.states.by_name[family]
         state = cells.start + ops.step * cells.count + ops.unit
         return Ref(state, np.broadcast_to(np.asarray(version, dtype=np.int64), state.shape))
-
-    def has(self, family: str, ops: Ops) -> Bools:
-        """For each op whether its unit has a state of a family all the time."""
-        of_units = self.states.by_name.get(family)
-        if of_units is None:
-            raise ProgramError(
-                f"a checkpoint entry is of the family {family}, which nobody declares",
-                fix="declare the family (`declare_family`)",
-            )
-        if not of_units.count:
-            return np.zeros(len(ops), bool)
-        return self.states.size_bytes[of_units.start + ops.unit] > 0
 
     def lasting(self, family: str, ops: Ops) -> Ref:
         """A state that each unit has all the time, as the ops' step finds it."""
