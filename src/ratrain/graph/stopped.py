@@ -7,8 +7,9 @@ tells them apart (/proc; where there is none, nobody is named).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from threading import Event, Thread
+
+from ratrain.readers.processes import process_state
 
 LOOK_S = 1.0
 """Between two looks."""
@@ -33,16 +34,9 @@ class Watch:
     def _look(self) -> None:
         while not self._ended.wait(LOOK_S):
             for place, (pid, looks) in enumerate(self._looks.items()):
-                self._looks[pid] = looks + 1 if _is_stopped(pid) else 0
+                process = process_state(pid)
+                self._looks[pid] = looks + 1 if process and process.is_stopped else 0
                 if self._looks[pid] * LOOK_S >= STOPPED_S:
                     self.found = place
                     self._stopped()
                     return
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] in "Tt"

@@ -17,6 +17,7 @@ from ratrain.describe.strict import load
 from ratrain.errors import SpecError
 from ratrain.lab import groups
 from ratrain.readers.json import read_json_table
+from ratrain.readers.processes import process_state
 
 FOLDER = Path("/run/ratrain-lab")
 
@@ -41,13 +42,9 @@ class Record:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in ticks since boot (proc(5), field 22); None: it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    state, *fields = text.rpartition(")")[2].split()
-    return None if state in "ZX" else int(fields[18])
+    """When the process started, in ticks since boot; None: it has ended."""
+    process = process_state(pid)
+    return None if process is None or process.has_ended else process.started_ticks
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from ratrain.profile.clock import Timing, timing
 from ratrain.profile.quota import processors
 from ratrain.readers.numbers import is_number
+from ratrain.readers.processes import process_state
 
 SPREAD = 0.6
 """The slowest block may take this much more of the fastest one's time. On a quiet machine most
@@ -124,8 +125,5 @@ def _processor_times(helpers: Collection[int]) -> ProcessorTimes | None:
 
 def _process_s(pid: int, tick_s: float) -> float:
     """Processor time of another process; 0 where it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) * tick_s
+    process = process_state(pid)
+    return process.processor_ticks * tick_s if process else 0.0

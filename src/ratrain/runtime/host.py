@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from ratrain.readers.processes import process_state
+
 
 def boot() -> str:
     """What names this start of this machine; "" where the system has no such name."""
@@ -24,17 +26,9 @@ def pid_namespace() -> str:
 
 def process_began_s() -> float:
     """When this process began, by the wall clock; to a hundredth of a second."""
-    ticks = state_and_start(os.getpid())[1]
-    if not ticks:
+    process = process_state(os.getpid())
+    if process is None:
         return time.time()
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")
+    since_boot_s = process.started_ticks / os.sysconf("SC_CLK_TCK")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot_s
     return time.time() - max(0.0, age_s)
-
-
-def state_and_start(pid: int) -> tuple[str, str]:
-    """(state, start time) of a process; both "" where they cannot be seen."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return fields[0], fields[19]
-    except (OSError, IndexError):
-        return "", ""

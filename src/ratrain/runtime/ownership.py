@@ -42,7 +42,8 @@ from ratrain.objects.owner import UrlClaim
 from ratrain.readers.json import read_json_table
 from ratrain.readers.limits import SMALL_BYTES
 from ratrain.readers.numbers import is_number
-from ratrain.runtime.host import boot, pid_namespace, state_and_start
+from ratrain.readers.processes import process_state
+from ratrain.runtime.host import boot, pid_namespace
 from ratrain.runtime.run_folder import RunFolder, cannot_be_made
 
 BEAT_S = 2.0
@@ -306,10 +307,10 @@ def _process_lives(owner: Owner) -> bool | None:
         return False
     except PermissionError:  # another user's process: it exists
         pass
-    state, started = state_and_start(owner.pid)
-    if not started or not owner.started:
+    process = process_state(owner.pid)
+    if process is None or not owner.started:
         return None
-    return started == owner.started and state not in "ZX"
+    return str(process.started_ticks) == owner.started and not process.has_ended
 
 
 def _beats(path: Path, ended: Path) -> bool:
@@ -379,6 +380,7 @@ def _this_process(command: str) -> Owner:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         user = str(os.getuid())
+    process = process_state(os.getpid())
     return Owner(
         token=uuid4().hex,
         command=command,
@@ -388,5 +390,5 @@ def _this_process(command: str) -> Owner:
         since_s=time.time(),
         boot=boot(),
         pid_namespace=pid_namespace(),
-        started=state_and_start(os.getpid())[1],
+        started="" if process is None else str(process.started_ticks),
     )

@@ -21,8 +21,8 @@ from typing import IO, Protocol
 from ratrain.errors import SAVED_NOT_FINISHED, RunFailed, SpecError, TransportError
 from ratrain.readers.files import unwritable
 from ratrain.readers.json import parse_json
+from ratrain.readers.processes import process_state
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, ORDERS, PORT, START
-from ratrain.runtime.host import state_and_start
 from ratrain.runtime.rank.orders import BACK, MEETS, TRAINS, Order, Rendezvous, words_of
 from ratrain.runtime.rank.stop import END_AT_ONCE
 from ratrain.runtime.run.world import HERE, World
@@ -314,7 +314,8 @@ class _Process:
 
     @property
     def is_stopped(self) -> bool:
-        return state_and_start(self.pid)[0] in ("T", "t")  # Linux; elsewhere no
+        process = process_state(self.pid)  # Linux; elsewhere None
+        return process is not None and process.is_stopped
 
     def order(self, order: Order | str) -> None:
         if self._line is not None:
