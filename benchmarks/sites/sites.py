@@ -1,6 +1,7 @@
 """Two sites of one replica each, a thin line between them: averages by turns against torch's DDP
-and its own LocalSGD. `python benchmarks/sites/sites.py [--rates 20 50 100] [--steps 24] [--wires]`,
-as root; `--wires`: averages alone, in each wire with an outer step that makes a mean.
+and its own LocalSGD, and torchft's methods where it is installed.
+`python benchmarks/sites/sites.py [--rates 20 50 100] [--steps 24] [--wires]`, as root; `--wires`:
+averages alone, in each wire with an outer step that makes a mean.
 
 Every method trains a model of the same size, on one thread, in two network namespaces whose ports
 carry the rate (token bucket). A step's time is the median over periods of eight steps, each the
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -126,6 +128,16 @@ OURS: dict[str, tuple[str, ...]] = {
 }
 
 
+PEERS = {
+    "torch ddp": ("peer.py", "ddp"),
+    "torch local-sgd": ("peer.py", "local-sgd"),
+    "torchft local-sgd": ("torchft_peer.py", "local-sgd"),
+    "torchft DiLoCo": ("torchft_peer.py", "1-0"),
+    "torchft Streaming DiLoCo, 2 parts": ("torchft_peer.py", "2-3"),
+    "torchft Streaming DiLoCo, 4 parts": ("torchft_peer.py", "4-1"),
+}
+
+
 def ratrain(folder: Path, *arguments: str) -> None:
     """A verb, whose output is shown where it fails."""
     command = [sys.executable, "-c", "from ratrain.cli.main import main; main()", *arguments]
@@ -171,10 +183,10 @@ def ours(folder: Path, name: str, keys: tuple[str, ...], rate: int) -> Ours:
     )
 
 
-def peer(folder: Path, method: str, steps: int) -> list[float]:
+def peer(folder: Path, script: str, method: str, steps: int) -> list[float]:
     out = folder / "peer.json"
     numbers = map(str, (LENGTH, BATCH, steps, PERIOD))
-    command = (sys.executable, str(HERE / "peer.py"), method, "model/config.json", *numbers)
+    command = (sys.executable, str(HERE / script), method, "model/config.json", *numbers)
     ratrain(folder, "lab", "run", "cluster.toml", "--", *command, str(out))
     return json.loads(out.read_text())
 
@@ -191,30 +203,31 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4 * PERIOD)
     parser.add_argument("--wires", action="store_true")
     asked = parser.parse_args()
-    print(f"{'method':24}" + "".join(f"{rate:>8} Mbit/s" for rate in asked.rates))
+    print(f"{'method':34}" + "".join(f"{rate:>8} Mbit/s" for rate in asked.rates))
     found: dict[str, list[str]] = {}
-    with tempfile.TemporaryDirectory(prefix="partial-sites-") as name:
-        folder = Path(name)
+    with_torchft = find_spec("torchft") is not None
+    peers = {name: it for name, it in PEERS.items() if with_torchft or "torchft" not in name}
+    with tempfile.TemporaryDirectory(prefix="partial-sites-") as temporary:
+        folder = Path(temporary)
         for rate in asked.rates:
             prepare(folder, rate, asked.steps)
-            for method in () if asked.wires else ("ddp", "local-sgd"):
-                few = 8 if method == "ddp" else asked.steps
-                step_s = typical(peer(folder, method, few), 1 if method == "ddp" else PERIOD)
-                found.setdefault(f"torch {method}", []).append(f"{step_s:.3f}")
-                print(rate, f"torch {method}", f"{step_s:.3f}", flush=True)
-            for method, keys in (WIRES if asked.wires else OURS).items():
-                steps = 8 if method == "every step" else asked.steps
-                prepare(folder, rate, steps)
-                run, period = ours(folder, method, keys, rate), 1 if not keys else PERIOD
+            for name, (script, method) in () if asked.wires else peers.items():
+                steps, period = (8, 1) if method == "ddp" else (asked.steps, PERIOD)
+                step_s = typical(peer(folder, script, method, steps), period)
+                found.setdefault(name, []).append(f"{step_s:.3f}")
+                print(rate, name, f"{step_s:.3f}", flush=True)
+            for name, keys in (WIRES if asked.wires else OURS).items():
+                prepare(folder, rate, asked.steps if keys else 8)
+                run, period = ours(folder, name, keys, rate), PERIOD if keys else 1
                 step_s, wait_s, sent = (
                     typical(each, period) for each in (run.times, run.waits, run.sent)
                 )
                 cell = f"{step_s:.3f} ({run.predicted_s:.3f})"
-                found.setdefault(f"ratrain {method}", []).append(cell)
+                found.setdefault(f"ratrain {name}", []).append(cell)
                 more = f"compute waited {wait_s:.3f}, {sent / 2e6:.3f} MB a rank and step"
-                print(rate, method, cell, more, flush=True)
+                print(rate, name, cell, more, flush=True)
     for method, cells in found.items():
-        print(f"{method:24}" + "".join(f"{cell:>15}" for cell in cells))
+        print(f"{method:34}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 if __name__ == "__main__":
