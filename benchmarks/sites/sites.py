@@ -24,20 +24,39 @@ from statistics import fmean, median
 from ratrain.describe.average_wires import AVERAGE_WIRES
 
 HERE = Path(__file__).parent
-PERIOD, LENGTH, BATCH = 8, 128, 4
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 192,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 512,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
+PERIOD = 8
+
+
+@dataclass(frozen=True)
+class Model:
+    """A LLaMA, and the batch of a replica: sequences of so many tokens."""
+
+    hidden: int
+    layers: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    length: int
+    batch: int
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+        }
+
+
+MODELS = {"2.0M": Model(192, 4, 2, 512, 1024, 128, 4), "0.4M": Model(96, 3, 4, 256, 272, 64, 8)}
 CLUSTER = """
 name = "sites"
 source = "benchmarks/sites"
@@ -146,11 +165,12 @@ def ratrain(folder: Path, *arguments: str) -> None:
         raise SystemExit(f"{' '.join(arguments)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def prepare(folder: Path, rate: int, steps: int) -> None:
+def prepare(folder: Path, model: Model, rate: int, steps: int) -> None:
     (folder / "model").mkdir(exist_ok=True)
-    (folder / "model" / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model" / "config.json").write_text(json.dumps(model.config))
     (folder / "cluster.toml").write_text(CLUSTER.format(rate=rate))
-    job = JOB.format(length=LENGTH, sequences=2 * BATCH, batch=BATCH, steps=steps)
+    batch = model.batch
+    job = JOB.format(length=model.length, sequences=2 * batch, batch=batch, steps=steps)
     (folder / "job.toml").write_text(job)
     if not (folder / "text.jsonl").exists():
         ratrain(folder, "data", "--sample-text", "text.jsonl")
@@ -183,9 +203,9 @@ def ours(folder: Path, name: str, keys: tuple[str, ...], rate: int) -> Ours:
     )
 
 
-def peer(folder: Path, script: str, method: str, steps: int) -> list[float]:
+def peer(folder: Path, model: Model, script: str, method: str, steps: int) -> list[float]:
     out = folder / "peer.json"
-    numbers = map(str, (LENGTH, BATCH, steps, PERIOD))
+    numbers = map(str, (model.length, model.batch, steps, PERIOD))
     command = (sys.executable, str(HERE / script), method, "model/config.json", *numbers)
     ratrain(folder, "lab", "run", "cluster.toml", "--", *command, str(out))
     return json.loads(out.read_text())
@@ -202,7 +222,9 @@ def main() -> None:
     parser.add_argument("--rates", type=int, nargs="+", default=[20, 50, 100])
     parser.add_argument("--steps", type=int, default=4 * PERIOD)
     parser.add_argument("--wires", action="store_true")
+    parser.add_argument("--model", choices=MODELS, default="2.0M", help="0.4M: that of losses.py")
     asked = parser.parse_args()
+    model = MODELS[asked.model]
     print(f"{'method':34}" + "".join(f"{rate:>8} Mbit/s" for rate in asked.rates))
     found: dict[str, list[str]] = {}
     with_torchft = find_spec("torchft") is not None
@@ -210,14 +232,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="partial-sites-") as temporary:
         folder = Path(temporary)
         for rate in asked.rates:
-            prepare(folder, rate, asked.steps)
+            prepare(folder, model, rate, asked.steps)
             for name, (script, method) in () if asked.wires else peers.items():
                 steps, period = (8, 1) if method == "ddp" else (asked.steps, PERIOD)
-                step_s = typical(peer(folder, script, method, steps), period)
+                step_s = typical(peer(folder, model, script, method, steps), period)
                 found.setdefault(name, []).append(f"{step_s:.3f}")
                 print(rate, name, f"{step_s:.3f}", flush=True)
             for name, keys in (WIRES if asked.wires else OURS).items():
-                prepare(folder, rate, asked.steps if keys else 8)
+                prepare(folder, model, rate, asked.steps if keys else 8)
                 run, period = ours(folder, name, keys, rate), PERIOD if keys else 1
                 step_s, wait_s, sent = (
                     typical(each, period) for each in (run.times, run.waits, run.sent)
