@@ -43,12 +43,14 @@ def own_address() -> str:
 
 
 def fragments_of(units: list[nn.Module], count: int) -> list[nn.Module]:
-    """Neighbours, of like sizes."""
+    """Neighbours, of like sizes; none is empty."""
     sizes = [sum(p.numel() for p in unit.parameters()) for unit in units]
     parts: list[list[nn.Module]] = [[] for _ in range(count)]
-    begun = 0
-    for unit, size in zip(units, sizes, strict=True):
-        parts[min(count - 1, int((begun + size / 2) / sum(sizes) * count))].append(unit)
+    begun, at = 0, -1
+    for place, (unit, size) in enumerate(zip(units, sizes, strict=True)):
+        middle = int((begun + size / 2) / sum(sizes) * count)
+        at = min(max(middle, count - len(units) + place), at + 1)
+        parts[at].append(unit)
         begun += size
     return [nn.Sequential(*part) for part in parts]
 
