@@ -240,6 +240,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4 * EVERY)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--into", type=Path, default=Path("losses.json"))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seconds", nargs="+", default=[], metavar="NAME=SECONDS")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -266,14 +267,14 @@ def main() -> None:
             asked.into.write_text(json.dumps(found))
             print(key, " ".join(f"{loss:.3f}" for loss in found[key]), flush=True)
 
-        for name in METHODS:
+        for name in asked.methods:
             for rate in RATES:  # on, while the best is the last on its side
                 if rate in RATES[:3] or best(name) in (max(tried(name)), min(tried(name))):
                     run(name, rate, 0)
         for seed in range(1, asked.seeds):
-            for name in METHODS:
+            for name in asked.methods:
                 run(name, best(name), seed)
-    say(found, best, asked.seeds)
+    say(asked.methods, found, best, asked.seeds)
     seconds = dict(word.rsplit("=", 1) for word in asked.seconds)
     if seconds:
         say_times(
@@ -301,13 +302,18 @@ def say_times(methods: dict[str, tuple[float, list[float]]]) -> None:
         print(f"| {name} | {step_s} | " + " | ".join(cells) + " |")
 
 
-def say(found: dict[str, list[float]], best: Callable[[str], float], seeds: int) -> None:
+def say(
+    methods: list[str],
+    found: dict[str, list[float]],
+    best: Callable[[str], float],
+    seeds: int,
+) -> None:
     count = len(next(iter(found.values())))
     shown = sorted({max(1, count * part // 4) for part in range(1, 5)})
     print("| method | rate | " + " | ".join(f"step {EVERY * at}" for at in shown), end="")
     print(" | of the seeds | swept |")
     print("|---" * (len(shown) + 4) + "|")
-    for name in METHODS:
+    for name in methods:
         curve = mean_curve(found, f"{name}|{best(name)}", seeds)
         means = " | ".join(f"{curve[at - 1]:.3f}" for at in shown)
         ends = ", ".join(f"{found[f'{name}|{best(name)}|{s}'][-1]:.3f}" for s in range(seeds))
