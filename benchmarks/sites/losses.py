@@ -1,5 +1,7 @@
 """Loss by tokens of methods that send less between sites: of the mean of all sites' weights, on
-held-out text. `python benchmarks/sites/losses.py [--steps 160] [--seeds 3] [--into losses.json]`.
+held-out text. `python benchmarks/sites/losses.py [--steps 160] [--seeds 3] [--into losses.json]
+[--seconds NAME=0.135 ...]`: with the seconds of a step (`sites.py --model 0.4M`) also when each
+method's mean of seeds first had the loss that DDP ended with, and those on the way.
 
 Two sites on one thread of one process, by each method's rule in plain torch: the rules to which
 `tests/runtime/test_site_runs.py` holds real runs. Text, batches, initial weights, AdamW and the
@@ -23,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 import numpy as np
 import torch
 from plain_model import stage_of  # pyright: ignore[reportMissingImports]
-from sites import CLUSTER, ratrain
+from sites import CLUSTER, MODELS, PERIOD, ratrain
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -34,21 +36,9 @@ from ratrain.models.shapes import unit_names
 from ratrain.plan import load_job
 from ratrain.runtime.step.optimizer import learning_rate
 
-SITES, PERIOD, LENGTH, BATCH, EVERY, HELD_OUT = 2, 8, 64, 8, 40, 128
-RATES = (2e-3, 4e-3, 1e-3)
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "intermediate_size": 256,
-    "vocab_size": 272,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
+SITES, EVERY, HELD_OUT = 2, 40, 128
+LENGTH, BATCH = MODELS["0.4M"].length, MODELS["0.4M"].batch
+RATES = (2e-3, 4e-3, 1e-3, 8e-3, 5e-4)
 JOB = f"""
 [model]
 name = "config.json"
@@ -78,12 +68,14 @@ Turn = Callable[[int, int], bool]
 
 @dataclass(frozen=True)
 class Method:
-    """Which units meet in a step, ahead of it or behind; whether moments do too; an outer step."""
+    """Which units meet in a step, ahead of it or behind; whether moments do too; an outer step,
+    and in what a site's change since the last one is sent."""
 
     turn: Turn
     behind: bool = False
     moments: bool = False
     outer: tuple[float, float] | None = None  # rate and momentum
+    wire: torch.dtype = torch.float32
 
 
 def by_turns(unit: int, step: int) -> bool:
@@ -104,6 +96,7 @@ METHODS: dict[str, Method | None] = {
     "LocalSGD, moments apart": Method(last, behind=True),
     "`local-sgd`, with moments": Method(last, behind=True, moments=True),
     "`dreamddp`, `early-start`": Method(by_turns),
+    "`early-start` in bf16": Method(by_turns, outer=(1.0, 0.0), wire=torch.bfloat16),
     "DiLoCo 0.7, 0.9": Method(at_once, outer=(0.7, 0.9)),
     "DiLoCo 0.4, 0.8": Method(at_once, outer=(0.4, 0.8)),
 }
@@ -163,9 +156,12 @@ class Outer:
 def meet(sites: list[Site], unit: int, method: Method, outer: dict[tuple[int, int], Outer]) -> None:
     """A unit's weights become their mean over sites, or what an outer step makes of it."""
     for place, copies in enumerate(zip(*(site.units[unit] for site in sites), strict=True)):
-        mean = torch.stack(copies).mean(0)
-        if method.outer is not None:
-            mean = outer[unit, place].goes_on(mean)
+        if method.outer is None:
+            mean = torch.stack(copies).mean(0)
+        else:
+            since = outer[unit, place]
+            changes = [(copy - since.weights).to(method.wire).float() for copy in copies]
+            mean = since.goes_on(since.weights + torch.stack(changes).mean(0))
         for copy in copies:
             copy.copy_(mean)
         if method.moments:
@@ -218,7 +214,7 @@ def trained(job: JobSpec, method: Method | None, text: Samples, held_out: Sample
 
 def prepared(folder: Path) -> tuple[JobSpec, Samples, Samples]:
     """A job, its text, and a twelfth of the documents that is held out."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(MODELS["0.4M"].config))
     (folder / "cluster.toml").write_text(CLUSTER.format(rate=100))
     (folder / "job.toml").write_text(JOB)
     ratrain(folder, "data", "--sample-text", "all.jsonl")
@@ -244,14 +240,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4 * EVERY)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--into", type=Path, default=Path("losses.json"))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--seconds", nargs="+", default=[], metavar="NAME=SECONDS")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list[float]] = (
         json.loads(asked.into.read_text()) if asked.into.exists() else {}
     )
 
+    def tried(name: str) -> list[float]:
+        return [rate for rate in RATES if f"{name}|{rate}|0" in found]
+
     def best(name: str) -> float:
-        return min(RATES, key=lambda rate: found[f"{name}|{rate}|0"][-1])
+        return min(tried(name), key=lambda rate: found[f"{name}|{rate}|0"][-1])
 
     with tempfile.TemporaryDirectory(prefix="losses-") as folder:
         job, text, held_out = prepared(Path(folder))
@@ -266,27 +267,59 @@ def main() -> None:
             asked.into.write_text(json.dumps(found))
             print(key, " ".join(f"{loss:.3f}" for loss in found[key]), flush=True)
 
-        for rate in RATES:
-            for name in METHODS:
-                run(name, rate, 0)
+        for name in asked.methods:
+            for rate in RATES:  # on, while the best is the last on its side
+                if rate in RATES[:3] or best(name) in (max(tried(name)), min(tried(name))):
+                    run(name, rate, 0)
         for seed in range(1, asked.seeds):
-            for name in METHODS:
+            for name in asked.methods:
                 run(name, best(name), seed)
-    say(found, best, asked.seeds)
+    say(asked.methods, found, best, asked.seeds)
+    seconds = dict(word.rsplit("=", 1) for word in asked.seconds)
+    if seconds:
+        say_times(
+            {
+                name: (float(step_s), mean_curve(found, f"{name}|{best(name)}", asked.seeds))
+                for name, step_s in seconds.items()
+            }
+        )
 
 
-def say(found: dict[str, list[float]], best: Callable[[str], float], seeds: int) -> None:
-    steps = range(EVERY, EVERY * (1 + len(next(iter(found.values())))), EVERY)
-    print(
-        "| method | rate | " + " | ".join(f"step {step}" for step in steps) + " | worst | swept |"
-    )
-    print("|---" * (len(steps) + 4) + "|")
-    for name in METHODS:
-        curves = [found[f"{name}|{best(name)}|{seed}"] for seed in range(seeds)]
-        means = " | ".join(f"{fmean(losses):.3f}" for losses in zip(*curves, strict=True))
-        swept = ", ".join(f"{found[f'{name}|{rate}|0'][-1]:.3f}" for rate in sorted(RATES))
-        worst = max(curve[-1] for curve in curves)
-        print(f"| {name} | {best(name):.0e} | {means} | {worst:.3f} | {swept} |")
+def mean_curve(found: dict[str, list[float]], run: str, seeds: int) -> list[float]:
+    curves = [found[f"{run}|{seed}"] for seed in range(seeds)]
+    return [fmean(losses) for losses in zip(*curves, strict=True)]
+
+
+def say_times(methods: dict[str, tuple[float, list[float]]]) -> None:
+    """Seconds until each loss: those of the first method after a half, three quarters, and all."""
+    first = next(iter(methods.values()))[1]
+    wanted = [first[len(first) * part // 4 - 1] for part in (2, 3, 4)]
+    print("| method | seconds a step | " + " | ".join(f"to {loss:.3f}" for loss in wanted) + " |")
+    print("|---" * (len(wanted) + 2) + "|")
+    for name, (step_s, curve) in methods.items():
+        steps = [next((i for i, it in enumerate(curve, 1) if it <= loss), 0) for loss in wanted]
+        cells = [f"{EVERY * count * step_s:.1f}" if count else "never" for count in steps]
+        print(f"| {name} | {step_s} | " + " | ".join(cells) + " |")
+
+
+def say(
+    methods: list[str],
+    found: dict[str, list[float]],
+    best: Callable[[str], float],
+    seeds: int,
+) -> None:
+    count = len(next(iter(found.values())))
+    shown = sorted({max(1, count * part // 4) for part in range(1, 5)})
+    print("| method | rate | " + " | ".join(f"step {EVERY * at}" for at in shown), end="")
+    print(" | of the seeds | swept |")
+    print("|---" * (len(shown) + 4) + "|")
+    for name in methods:
+        curve = mean_curve(found, f"{name}|{best(name)}", seeds)
+        means = " | ".join(f"{curve[at - 1]:.3f}" for at in shown)
+        ends = ", ".join(f"{found[f'{name}|{best(name)}|{s}'][-1]:.3f}" for s in range(seeds))
+        swept = {rate: found.get(f"{name}|{rate}|0") for rate in sorted(RATES)}
+        tried = ", ".join(f"{it[-1]:.3f} at {rate:.0e}" for rate, it in swept.items() if it)
+        print(f"| {name} | {best(name):.0e} | {means} | {ends} | {tried} |")
 
 
 if __name__ == "__main__":

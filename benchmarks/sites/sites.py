@@ -1,6 +1,7 @@
 """Two sites of one replica each, a thin line between them: averages by turns against torch's DDP
-and its own LocalSGD. `python benchmarks/sites/sites.py [--rates 20 50 100] [--steps 24] [--wires]`,
-as root; `--wires`: averages alone, in each wire with an outer step that makes a mean.
+and its own LocalSGD, and torchft's methods where it is installed.
+`python benchmarks/sites/sites.py [--rates 20 50 100] [--steps 24] [--wires]`, as root; `--wires`:
+averages alone, in each wire with an outer step that makes a mean.
 
 Every method trains a model of the same size, on one thread, in two network namespaces whose ports
 carry the rate (token bucket). A step's time is the median over periods of eight steps, each the
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -22,20 +24,39 @@ from statistics import fmean, median
 from ratrain.describe.average_wires import AVERAGE_WIRES
 
 HERE = Path(__file__).parent
-PERIOD, LENGTH, BATCH = 8, 128, 4
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 192,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 512,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
+PERIOD = 8
+
+
+@dataclass(frozen=True)
+class Model:
+    """A LLaMA, and the batch of a replica: sequences of so many tokens."""
+
+    hidden: int
+    layers: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    length: int
+    batch: int
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": 4,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.intermediate,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+        }
+
+
+MODELS = {"2.0M": Model(192, 4, 2, 512, 1024, 128, 4), "0.4M": Model(96, 3, 4, 256, 272, 64, 8)}
 CLUSTER = """
 name = "sites"
 source = "benchmarks/sites"
@@ -126,6 +147,16 @@ OURS: dict[str, tuple[str, ...]] = {
 }
 
 
+PEERS = {
+    "torch ddp": ("peer.py", "ddp"),
+    "torch local-sgd": ("peer.py", "local-sgd"),
+    "torchft local-sgd": ("torchft_peer.py", "local-sgd"),
+    "torchft DiLoCo": ("torchft_peer.py", "1-0"),
+    "torchft Streaming DiLoCo, 2 parts": ("torchft_peer.py", "2-3"),
+    "torchft Streaming DiLoCo, 4 parts": ("torchft_peer.py", "4-1"),
+}
+
+
 def ratrain(folder: Path, *arguments: str) -> None:
     """A verb, whose output is shown where it fails."""
     command = [sys.executable, "-c", "from ratrain.cli.main import main; main()", *arguments]
@@ -134,11 +165,12 @@ def ratrain(folder: Path, *arguments: str) -> None:
         raise SystemExit(f"{' '.join(arguments)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def prepare(folder: Path, rate: int, steps: int) -> None:
+def prepare(folder: Path, model: Model, rate: int, steps: int) -> None:
     (folder / "model").mkdir(exist_ok=True)
-    (folder / "model" / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model" / "config.json").write_text(json.dumps(model.config))
     (folder / "cluster.toml").write_text(CLUSTER.format(rate=rate))
-    job = JOB.format(length=LENGTH, sequences=2 * BATCH, batch=BATCH, steps=steps)
+    batch = model.batch
+    job = JOB.format(length=model.length, sequences=2 * batch, batch=batch, steps=steps)
     (folder / "job.toml").write_text(job)
     if not (folder / "text.jsonl").exists():
         ratrain(folder, "data", "--sample-text", "text.jsonl")
@@ -171,10 +203,10 @@ def ours(folder: Path, name: str, keys: tuple[str, ...], rate: int) -> Ours:
     )
 
 
-def peer(folder: Path, method: str, steps: int) -> list[float]:
+def peer(folder: Path, model: Model, script: str, method: str, steps: int) -> list[float]:
     out = folder / "peer.json"
-    numbers = map(str, (LENGTH, BATCH, steps, PERIOD))
-    command = (sys.executable, str(HERE / "peer.py"), method, "model/config.json", *numbers)
+    numbers = map(str, (model.length, model.batch, steps, PERIOD))
+    command = (sys.executable, str(HERE / script), method, "model/config.json", *numbers)
     ratrain(folder, "lab", "run", "cluster.toml", "--", *command, str(out))
     return json.loads(out.read_text())
 
@@ -190,31 +222,34 @@ def main() -> None:
     parser.add_argument("--rates", type=int, nargs="+", default=[20, 50, 100])
     parser.add_argument("--steps", type=int, default=4 * PERIOD)
     parser.add_argument("--wires", action="store_true")
+    parser.add_argument("--model", choices=MODELS, default="2.0M", help="0.4M: that of losses.py")
     asked = parser.parse_args()
-    print(f"{'method':24}" + "".join(f"{rate:>8} Mbit/s" for rate in asked.rates))
+    model = MODELS[asked.model]
+    print(f"{'method':34}" + "".join(f"{rate:>8} Mbit/s" for rate in asked.rates))
     found: dict[str, list[str]] = {}
-    with tempfile.TemporaryDirectory(prefix="partial-sites-") as name:
-        folder = Path(name)
+    with_torchft = find_spec("torchft") is not None
+    peers = {name: it for name, it in PEERS.items() if with_torchft or "torchft" not in name}
+    with tempfile.TemporaryDirectory(prefix="partial-sites-") as temporary:
+        folder = Path(temporary)
         for rate in asked.rates:
-            prepare(folder, rate, asked.steps)
-            for method in () if asked.wires else ("ddp", "local-sgd"):
-                few = 8 if method == "ddp" else asked.steps
-                step_s = typical(peer(folder, method, few), 1 if method == "ddp" else PERIOD)
-                found.setdefault(f"torch {method}", []).append(f"{step_s:.3f}")
-                print(rate, f"torch {method}", f"{step_s:.3f}", flush=True)
-            for method, keys in (WIRES if asked.wires else OURS).items():
-                steps = 8 if method == "every step" else asked.steps
-                prepare(folder, rate, steps)
-                run, period = ours(folder, method, keys, rate), 1 if not keys else PERIOD
+            prepare(folder, model, rate, asked.steps)
+            for name, (script, method) in () if asked.wires else peers.items():
+                steps, period = (8, 1) if method == "ddp" else (asked.steps, PERIOD)
+                step_s = typical(peer(folder, model, script, method, steps), period)
+                found.setdefault(name, []).append(f"{step_s:.3f}")
+                print(rate, name, f"{step_s:.3f}", flush=True)
+            for name, keys in (WIRES if asked.wires else OURS).items():
+                prepare(folder, model, rate, asked.steps if keys else 8)
+                run, period = ours(folder, name, keys, rate), PERIOD if keys else 1
                 step_s, wait_s, sent = (
                     typical(each, period) for each in (run.times, run.waits, run.sent)
                 )
                 cell = f"{step_s:.3f} ({run.predicted_s:.3f})"
-                found.setdefault(f"ratrain {method}", []).append(cell)
+                found.setdefault(f"ratrain {name}", []).append(cell)
                 more = f"compute waited {wait_s:.3f}, {sent / 2e6:.3f} MB a rank and step"
-                print(rate, method, cell, more, flush=True)
+                print(rate, name, cell, more, flush=True)
     for method, cells in found.items():
-        print(f"{method:24}" + "".join(f"{cell:>15}" for cell in cells))
+        print(f"{method:34}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from sim_world import Actor, Deadline, Killed, SimWorld
 
 from ratrain.errors import PeerDown, RatrainError, RunFailed
 from ratrain.plan import load_job
+from ratrain.program.promise import buddies
 from ratrain.readers.json import parse_json
 from ratrain.runtime.environment import Launch, launch_of
 from ratrain.runtime.failures import status_of
@@ -35,7 +36,6 @@ from ratrain.runtime.run.processes import RankProcesses, base_environment
 from ratrain.runtime.run.remote import HostCommand
 from ratrain.runtime.run.survive import Surviving
 from ratrain.runtime.run_folder import RunFolder
-from ratrain.runtime.step.mirror import buddies
 
 STEPS, EVERY = 14, 4
 PATIENCE_S, JOINING_S = 120.0, 120.0

@@ -47,7 +47,7 @@ from ratrain.runtime.rank.tiers import disk_folder, run_name, tiers_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import Validated
 from ratrain.runtime.run_folder import RunFolder, site_weights
-from ratrain.runtime.seats import parts_of_units
+from ratrain.runtime.seats import holders_of, parts_of_units
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.below import Tier
 from ratrain.runtime.step.schedule import held_sum, persistent_of
@@ -231,7 +231,7 @@ class Episode:
             begin_attempt(folder, run.first_step, lab=False, restarts=0)  # `ratrain train` does
         if process.orders is not None:
             if rank == 0 and not self.number:
-                note(context, [f"restarts: {loss_words(context.program.setup)}"])
+                note(context, [f"restarts: {_loss_words(context)}"])
             process.orders.say(TRAINS)
         run.run()
         if live and live.step >= context.spec.end_step:
@@ -272,6 +272,18 @@ def _tiers(context: RankContext, device: Device) -> AbstractContextManager[Mappi
         timeout_s=context.job.train.timeout_s,
         say=lambda line: note(context, [f"rank {rank}: {line}"]),
     )
+
+
+def _loss_words(context: RankContext) -> str:
+    """What a loss would cost from here on."""
+    setup, seats, hosts = context.program.setup, context.spec.seats, context.spec.hosts
+    sharing = [
+        [hosts[rank] for rank in ranks]
+        for tensor in range(setup.tensor)
+        for ranks in holders_of(setup, seats, tensor).values()
+        if hosts
+    ]
+    return loss_words(setup, hosts, sharing)
 
 
 def _secret(folder: RunFolder, reading: Reading) -> bytes:

@@ -30,6 +30,7 @@ from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
 from ratrain.plugins import named
+from ratrain.program.promise import buddies
 from ratrain.program.setup import Setup
 from ratrain.program.tiers import DISK
 from ratrain.runtime.seats import Groups, Holders, Seat, parts_of_units
@@ -37,7 +38,7 @@ from ratrain.runtime.step.exchange.feedback import Residual
 from ratrain.runtime.step.exchange.slots import Slots
 from ratrain.runtime.step.frozen import FROZEN, FrozenShare
 from ratrain.runtime.step.held import HeldStates
-from ratrain.runtime.step.mirror import Mirror, buddies, in_pages, room
+from ratrain.runtime.step.mirror import Mirror, in_pages, room
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range, parameters_in
 from ratrain.runtime.step.outer import OuterStates
 from ratrain.runtime.step.schedule import LocalUnit

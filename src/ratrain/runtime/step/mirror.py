@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,18 +41,6 @@ class Mirror:
         if not clipping.skips:
             updates = clipping.updates_before(step)
             self.part.update(self.gradient, spec, step, updates, clipping.factor)
-
-
-def buddies(hosts: Sequence[object], place: int) -> tuple[int, int]:
-    """Of a holder its buddy, and whose buddy it is: so many places further on, and back, that as
-    many as can be have theirs on another host. `hosts`: of all holders."""
-    count = len(hosts)
-
-    def apart(shift: int) -> int:
-        return sum(hosts[i] != hosts[(i + shift) % count] for i in range(count))
-
-    shift = max(range(1, count), key=apart)  # the least of the best
-    return (place + shift) % count, (place - shift) % count
 
 
 def in_pages(values: Tensor) -> Tensor:

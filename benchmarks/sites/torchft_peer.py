@@ -1,0 +1,140 @@
+"""One site of torchft 0.2 (LocalSGD, DiLoCo, Streaming DiLoCo), over gloo, at a place of a lab:
+`python torchft_peer.py METHOD CONFIG LENGTH BATCH STEPS PERIOD OUT`. Site 0 writes each step's
+seconds. `pip install torchft==0.2.0`: a wheel for Python 3.11; nothing else needs it.
+
+METHOD is `local-sgd`, or `FRAGMENTS-DELAY` of Streaming DiLoCo (`1-0`: DiLoCo): the model is cut
+into FRAGMENTS of like sizes, one of which is sent every PERIOD/FRAGMENTS steps and waited for DELAY
+steps after it was begun. The outer optimizer is the paper's (SGD of 0.7, Nesterov 0.9).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+import torch
+from plain_model import Block, Head, TokenTable  # pyright: ignore[reportMissingImports]
+from torch import nn
+from torch.distributed import TCPStore
+from torch.nn.functional import cross_entropy
+from torchft import Manager, ProcessGroupGloo  # pyright: ignore[reportMissingImports]
+from torchft._torchft import LighthouseServer  # pyright: ignore[reportMissingImports]
+from torchft.local_sgd import DiLoCo, LocalSGD  # pyright: ignore[reportMissingImports]
+
+from ratrain.describe.huggingface import load_config
+
+LIMIT = timedelta(minutes=5)
+LIGHTHOUSE_PORT = 29510
+
+
+def own_address() -> str:
+    """Of this site, as the other reaches it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], 9))
+        return probe.getsockname()[0]
+
+
+def fragments_of(units: list[nn.Module], count: int) -> list[nn.Module]:
+    """Neighbours, of like sizes; none is empty."""
+    sizes = [sum(p.numel() for p in unit.parameters()) for unit in units]
+    parts: list[list[nn.Module]] = [[] for _ in range(count)]
+    begun, at = 0, -1
+    for place, (unit, size) in enumerate(zip(units, sizes, strict=True)):
+        middle = int((begun + size / 2) / sum(sizes) * count)
+        at = min(max(middle, count - len(units) + place), at + 1)
+        parts[at].append(unit)
+        begun += size
+    return [nn.Sequential(*part) for part in parts]
+
+
+def synchronised(
+    method: str, manager: Manager, units: list[nn.Module], optimizer: torch.optim.Optimizer, h: int
+) -> AbstractContextManager[object]:
+    if method == "local-sgd":
+        return LocalSGD(manager, nn.Sequential(*units), optimizer, h)
+    count, delay = map(int, method.split("-"))
+    parts = fragments_of(units, count)
+    outer = [
+        torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in parts
+    ]
+    return DiLoCo(
+        manager,
+        parts,
+        optimizer,
+        outer,
+        h,
+        pin_memory=False,
+        use_bucketization=True,
+        fragment_sync_delay=delay,
+    )
+
+
+def main(method: str, config: str, length: int, batch: int, steps: int, period: int) -> list[float]:
+    """Seconds of each step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    site, address = int(os.environ["RANK"]), own_address()
+    lighthouse = None
+    if site == 0:
+        bind = f"0.0.0.0:{LIGHTHOUSE_PORT}"
+        lighthouse = LighthouseServer(bind=bind, min_replicas=2, join_timeout_ms=100)
+    store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    spec = load_config(Path(config))
+    units = [TokenTable(spec), *(Block(spec, length) for _ in range(spec.layers)), Head(spec)]
+    model = nn.Sequential(*units)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=LIMIT),
+        load_state_dict=model.load_state_dict,
+        state_dict=model.state_dict,
+        min_replica_size=2,
+        use_async_quorum=False,
+        timeout=LIMIT,
+        quorum_timeout=LIMIT,
+        connect_timeout=LIMIT,
+        rank=0,
+        world_size=1,
+        store_addr=address,
+        store_port=store.port,
+        lighthouse_addr=f"http://{os.environ['MASTER_ADDR']}:{LIGHTHOUSE_PORT}",
+        replica_id=str(site),
+        hostname=address,
+        init_sync=False,  # the seed has made both sites the same
+    )
+    tokens = torch.randint(spec.vocab, (batch, length + 1))
+    times: list[float] = []
+    with synchronised(method, manager, units, optimizer, period):
+        for _ in range(steps):
+            began_s = time.monotonic()
+            output = model(tokens[:, :-1])
+            cross_entropy(output.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            times.append(time.monotonic() - began_s)
+    synchronisations = manager.current_step()
+    if method != "local-sgd":
+        synchronisations //= int(method.split("-")[0])
+    if synchronisations < steps // period - 1:
+        raise SystemExit(f"{synchronisations} of {steps // period} synchronisations were committed")
+    if site == 0:
+        Path(out).write_text(json.dumps(times))
+        time.sleep(2)  # the other site's last calls to the lighthouse
+    manager.shutdown(wait=False)
+    del lighthouse
+    return times
+
+
+if __name__ == "__main__":
+    name, path, *numbers, out = sys.argv[1:]
+    main(name, path, *map(int, numbers))
+    os._exit(0)  # torchft's threads of heartbeats wait for a lighthouse that has gone
