@@ -6,8 +6,9 @@
 Two ranks on one host send each other as many bytes at the same time, as in a reduction or a gather
 of two replicas, and wait for each other's. `tcp`, `tls` (as a job's [train] tls = "secret"), `unix`
 and `near` (ranks read each other's memory) are the runtime's connections; `sock`, `shm` and
-`mapped` (memory of `Engine.allocate`) are the transport. Processor time is that of both processes with all their threads and the kernel's
-part; it is what a rank that computes beside its messages loses.
+`mapped` (memory of `Engine.allocate`) are the transport. Processor time is that of both processes
+with all their threads and the kernel's part; it is what a rank that computes beside its messages
+loses.
 
 `--train`: steps of a job with much to send and little to compute, and of one with little to send,
 by `ratrain train`, whose ranks connect over TCP, in the clear and under TLS, over sockets of the

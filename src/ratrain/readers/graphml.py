@@ -107,8 +107,8 @@ class _Reading:
             self._node, self._said = (self._given(given, "id", name), self._place), {}
         elif name == "edge":
             one_way = {"true": True, "false": False}.get(given.get("directed", ""), self._one_way)
-            ends = (self._given(given, end, name) for end in ("source", "target"))
-            self._graph.edges.append(GraphEdge(*ends, one_way, self._place))
+            source, target = (self._given(given, end, name) for end in ("source", "target"))
+            self._graph.edges.append(GraphEdge(source, target, one_way, self._place))
         elif name == "data" and self._node is not None:
             self._key, self._words = self._given(given, "key", name), ""
 

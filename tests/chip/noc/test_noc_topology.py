@@ -59,7 +59,7 @@ def drawn(draw: st.DrawFn) -> Draw:
     for _ in range(draw(st.integers(0, count))):
         a, b = rng.sample(names, 2)
         pairs |= {(a, b)}
-    links = frozenset(pairs | {pair[::-1] for pair in pairs})
+    links = frozenset(pairs | {(b, a) for a, b in pairs})
     ends = tuple(sorted(rng.sample(names, rng.randint(2, count))))
     routes: dict[tuple[str, str], str] = {}
     for end in ends:
