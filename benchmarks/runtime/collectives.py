@@ -45,6 +45,7 @@ def rank(folder: Path, by: str, hosts: tuple[int, ...], size_bytes: int) -> Figu
 
     from ratrain.program.kind import Lane
     from ratrain.runtime.environment import launch_of
+    from ratrain.runtime.rank.joining.handshake import Gate
     from ratrain.runtime.rank.joining.networks import connected
     from ratrain.runtime.rank.joining.rendezvous import join
     from ratrain.runtime.seats import Seats
@@ -53,7 +54,7 @@ def rank(folder: Path, by: str, hosts: tuple[int, ...], size_bytes: int) -> Figu
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    joined = join(launch, read_secret(folder / "secret"), 60)
+    joined = join(launch, Gate(read_secret(folder / "secret")), 60)
     seats = Seats(1, len(hosts), (0,) * len(hosts), (0,))
     holders = tuple(range(len(hosts)))
     seat, routes = seats.seat(launch.rank), Routes((), (holders,))

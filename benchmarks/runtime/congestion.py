@@ -65,6 +65,7 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
     import torch
 
     from ratrain.runtime.environment import launch_of
+    from ratrain.runtime.rank.joining.handshake import Gate
     from ratrain.runtime.rank.joining.networks import connected
     from ratrain.runtime.rank.joining.rendezvous import join
     from ratrain.runtime.seats import Seats
@@ -77,7 +78,7 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
     connection.choose_congestion = chosen
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    joined = join(launch, read_secret(folder / "secret"), 60)
+    joined = join(launch, Gate(read_secret(folder / "secret")), 60)
     seats = Seats(1, group.replicas, (0,) * group.replicas, (0,))
     seat = seats.seat(launch.rank)
     holders = tuple(seats.world_rank(0, data, 0) for data in range(group.replicas))

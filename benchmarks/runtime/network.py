@@ -44,6 +44,7 @@ def rank(folder: Path, kind: str) -> Figures:
 
     from ratrain.program.kind import Lane
     from ratrain.runtime.environment import launch_of
+    from ratrain.runtime.rank.joining.handshake import Gate
     from ratrain.runtime.rank.joining.networks import connected
     from ratrain.runtime.rank.joining.rendezvous import join
     from ratrain.runtime.seats import Seats
@@ -52,7 +53,7 @@ def rank(folder: Path, kind: str) -> Figures:
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    joined = join(launch, read_secret(folder / "secret"), 60)
+    joined = join(launch, Gate(read_secret(folder / "secret")), 60)
     seats = Seats(PIPELINE, DATA, (0,) * DATA, (0,))
     seat = seats.seat(launch.rank)
     groups = [

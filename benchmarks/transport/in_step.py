@@ -4,14 +4,15 @@
     python benchmarks/transport/in_step.py --train [--turns 5] [--json FILE]
 
 Two ranks on one host send each other as many bytes at the same time, as in a reduction or a gather
-of two replicas, and wait for each other's. `tcp`, `unix` and `near` (ranks read each other's
-memory) are the runtime's connections; `sock`, `shm` and `mapped` (memory of `Engine.allocate`) are
-the transport. Processor time is that of both processes with all their threads and the kernel's
-part; it is what a rank that computes beside its messages loses.
+of two replicas, and wait for each other's. `tcp`, `tls` (as a job's [train] tls = "secret"), `unix`
+and `near` (ranks read each other's memory) are the runtime's connections; `sock`, `shm` and
+`mapped` (memory of `Engine.allocate`) are the transport. Processor time is that of both processes
+with all their threads and the kernel's part; it is what a rank that computes beside its messages
+loses.
 
 `--train`: steps of a job with much to send and little to compute, and of one with little to send,
-by `ratrain train`, whose ranks connect over TCP, over sockets of the machine, or read each other's
-memory. Kinds take turns; figures are medians over turns.
+by `ratrain train`, whose ranks connect over TCP, in the clear and under TLS, over sockets of the
+machine, or read each other's memory. Kinds take turns; figures are medians over turns.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from statistics import median
 
 import numpy as np
 
+from ratrain.runtime.encryption import guard_of
+from ratrain.runtime.rank.joining.handshake import Gate
 from ratrain.runtime.step.network.connection import Connection, Landing, Leaving, move
 from ratrain.runtime.step.network.near import Introduction
 from ratrain.transport import Config, Descriptor, Engine
 
-CONNECTIONS = ("tcp", "unix", "near")
+CONNECTIONS = ("tcp", "tls", "unix", "near")
 KINDS = (*CONNECTIONS, "sock", "shm", "mapped")
 SIZES = (4 << 10, 64 << 10, 1 << 20, 8 << 20, 32 << 20)
 MOVED = 1 << 29
@@ -50,16 +53,23 @@ Exchange = Callable[[int], None]
 
 def of_connection(rank: int, kind: str, pipe: Pipe) -> Exchange:
     """The runtime's own."""
-    family = socket.AF_INET if kind == "tcp" else socket.AF_UNIX
+    over_ip = kind in ("tcp", "tls")
+    family = socket.AF_INET if over_ip else socket.AF_UNIX
     if rank == 0:
         with socket.socket(family) as listener:
-            listener.bind(("127.0.0.1", 0) if kind == "tcp" else f"\0in step {os.getpid()}")
+            listener.bind(("127.0.0.1", 0) if over_ip else f"\0in step {os.getpid()}")
             listener.listen()
             pipe.send(listener.getsockname())
             sock, _ = listener.accept()
     else:
         sock = socket.socket(family)
         sock.connect(pipe.recv())
+    if kind == "tls":
+        gate, deadline_s = Gate(SECRET, guard_of("secret")), time.monotonic() + 5
+        if rank == 0:
+            sock, _ = gate.welcome(sock, lambda _: b"", deadline_s)
+        else:
+            sock = gate.greet(sock, b"", deadline_s)
     near = None
     if kind == "near":
         introduction = Introduction(sock, readable=True)
@@ -128,9 +138,13 @@ def turn(kind: str) -> dict[int, tuple[float, float]]:
     }
 
 
+_OVER_IP = """
+from ratrain.runtime.rank.joining import rendezvous
+rendezvous.listen_near = lambda address: None
+"""
 WITHOUT = {
-    "tcp": "from ratrain.runtime.rank.joining import rendezvous\n"
-    "rendezvous.listen_near = lambda address: None\n",
+    "tcp": _OVER_IP,
+    "tls": _OVER_IP,
     "unix": "from ratrain.runtime.step.network import connection\n"
     "connection.NEAR_BYTES = 1 << 62\n",
     "near": "",
@@ -166,6 +180,7 @@ def step_s(folder: Path, name: str, kind: str, number: int) -> float:
     run = folder / f"{name}-{kind}-{number}".replace(" ", "-")
     variables = {"PYTHONPATH": str(folder), "RATRAIN_EXTENSIONS": f"as_{kind}"}
     words = ["train", f"{name}.toml", "--run", str(run), "--no-calibrate", "--json"]
+    words += ["--set", 'train.tls="secret"'] if kind == "tls" else []
     command = [sys.executable, "-m", "ratrain", *words]
     subprocess.run(
         command, cwd=folder, env={**os.environ, **variables}, check=True, capture_output=True

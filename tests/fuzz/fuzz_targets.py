@@ -307,6 +307,7 @@ def _of_planner(planner: str, *files: str) -> Iterator[Target]:
         yield Target(f"{planner}/{file}", made, _converted(planner), 2, named=named)
 
 
+_TOPOLOGY = ("noc", "topology", "two-hubs.graphml", "--routes", "two-hubs-routes.csv")
 OF_RUN = ("run", "ranks", "checkpoints", "step-", "model minute")
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -415,6 +416,14 @@ TARGETS: tuple[Target, ...] = (
         (("verify", "sent.csv", "--json"), ("verify", "sent.csv", "--repair", "out/repaired.csv")),
         5,
     ),
+    Target(
+        "two-hubs.graphml",
+        bytewise,
+        (_TOPOLOGY, (*_TOPOLOGY, "--json")),
+        3,
+        named=("two-hubs-routes.csv",),
+    ),
+    Target("two-hubs-routes.csv", bytewise, (_TOPOLOGY, (*_TOPOLOGY, "--json")), 3),
     Target(
         "runs.csv",
         csv_table,

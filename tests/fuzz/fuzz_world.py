@@ -367,6 +367,7 @@ def _write_descriptions(folder: Path) -> None:
         (folder / name).write_text(text)
     for planner in ("grolar", "metis", "sailor"):
         shutil.copytree(EXAMPLES / "convert" / planner, folder / planner)
+    shutil.copytree(EXAMPLES / "chips", folder, dirs_exist_ok=True)
 
 
 def _write_texts(folder: Path) -> None:

@@ -32,6 +32,12 @@ from ratrain.profile.products import ProductTime
 
 GRAPH = str(Path(__file__).parents[2] / "examples" / "graph" / "graph.toml")
 SMALL = str(Path(__file__).parents[2] / "examples" / "small.toml")
+_CHIPS = Path(__file__).parents[2] / "examples" / "chips"
+TWO_HUBS = [
+    str(_CHIPS / "two-hubs.graphml"),
+    "--routes",
+    str(_CHIPS / "two-hubs-routes.csv"),
+]
 TWO_KINDS = str(Path(__file__).parents[2] / "examples" / "unequal.toml")
 UNEQUAL = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
 SAVED = "checkpoints/step-00000004"
@@ -89,6 +95,7 @@ QUICK: dict[str, list[Words]] = {
     "noc collective": [["noc", "collective", "reduce", "--shape", "2x2", "--size", "1KiB"]],
     "noc gemm": [["noc", "gemm", "summa", "--simulate", "4"], ["noc", "gemm", "fcl"]],
     "noc costs": [["noc", "costs"]],
+    "noc topology": [["noc", "topology", *TWO_HUBS], ["noc", "topology", *TWO_HUBS, "--chip"]],
     "noc reproduce": [["noc", "reproduce", "--models-only"]],
     "graph plan": [["graph", "plan", GRAPH]],
     "kernels list": [["kernels", "list"]],

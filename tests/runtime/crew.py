@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ratrain.runtime.environment import Launch
+from ratrain.runtime.rank.joining.handshake import Gate
 from ratrain.runtime.rank.joining.networks import connected
 from ratrain.runtime.rank.joining.rendezvous import Joined, join
 from ratrain.runtime.seats import Seat, Seats
@@ -143,7 +144,7 @@ def _member(
         try:
             launch = Launch(rank, world_size, "127.0.0.1", port, handle)
             with _closing:  # where this rank fails, the others do not wait for it
-                _joined = join(launch, secret, PATIENCE_S)
+                _joined = join(launch, Gate(secret), PATIENCE_S)
                 _closing.callback(_joined.broadcast.close)
                 result = work(rank, world_size, *given)
                 _joined.everybody("")  # no rank leaves while another still communicates

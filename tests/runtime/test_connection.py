@@ -9,12 +9,16 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Generator
+from itertools import product
 
 import pytest
 
 from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError, TransportError
+from ratrain.runtime.rank.joining.handshake import Gate
 from ratrain.runtime.step.network.broadcast import Broadcast
 from ratrain.runtime.step.network.connection import Connection, Landing, Leaving, move
+from ratrain.transport import Tls
+from ratrain.transport.wire.tls import Guard
 
 Ends = tuple[Connection, Connection]
 BIG = 8 << 20
@@ -27,10 +31,25 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
         return near, server.accept()[0]
 
 
-@pytest.fixture(params=[0, 1, 3], ids=["alone", "one rail", "three rails"])
+def sealed_pair() -> tuple[socket.socket, socket.socket]:
+    """The same under TLS, both ends of one process."""
+    (near, far), gate, deadline_s = tcp_pair(), Gate(bytes(32), Guard(Tls())), time.monotonic() + 5
+    heard: list[socket.socket] = []
+    listens = beside(lambda: heard.append(gate.welcome(far, lambda _: b"", deadline_s)[0]))
+    made = gate.greet(near, b"", deadline_s)
+    listens.join()
+    far.close()
+    return made, heard[0]
+
+
+@pytest.fixture(
+    params=product([tcp_pair, sealed_pair], [0, 1, 3]),
+    ids=lambda given: f"{given[0].__name__}, {given[1]} rails",
+)
 def ends(request: pytest.FixtureRequest) -> Generator[Ends]:
-    near, far = tcp_pair()
-    rails = [tcp_pair() for _ in range(request.param)]
+    pair, count = request.param
+    near, far = pair()
+    rails = [pair() for _ in range(count)]
     both = (
         Connection(near, 0, 1, 5.0, rails=[rail[0] for rail in rails]),
         Connection(far, 1, 0, 5.0, rails=[rail[1] for rail in rails]),

@@ -20,7 +20,7 @@ from ratrain.proof import derived
 from ratrain.runtime.environment import Launch, launch_of
 from ratrain.runtime.rank.joining import rendezvous
 from ratrain.runtime.rank.joining.connections import connect_all
-from ratrain.runtime.rank.joining.handshake import RANKS
+from ratrain.runtime.rank.joining.handshake import RANKS, Gate
 from ratrain.runtime.rank.joining.near_sockets import listen_near
 from ratrain.runtime.rank.joining.rendezvous import Joined, join
 from ratrain.runtime.seats import Seats
@@ -57,7 +57,7 @@ class Place:
         def come(rank: int) -> None:
             before(rank)
             try:
-                results[rank] = join(self.launch(rank), SECRET, patience_s)
+                results[rank] = join(self.launch(rank), Gate(SECRET), patience_s)
             except RatrainError as error:
                 results[rank] = error
 
@@ -79,7 +79,9 @@ def assert_met(results: dict[int, Joined | RatrainError], world_size: int = 3) -
     """The key that all of them have."""
     met = [member for member in results.values() if isinstance(member, Joined)]
     assert len(met) == world_size, results
-    assert len({member.key for member in met}) == 1 and len({member.book for member in met}) == 1
+    assert (
+        len({member.gate.key for member in met}) == 1 and len({member.book for member in met}) == 1
+    )
     words: dict[int, list[str]] = {}
 
     def speak(member: Joined) -> None:
@@ -94,7 +96,7 @@ def assert_met(results: dict[int, Joined | RatrainError], world_size: int = 3) -
     for member in met:
         member.listener.close()
         member.broadcast.close()
-    return met[0].key
+    return met[0].gate.key
 
 
 @pytest.mark.parametrize("late_rank", [0, 1, 2])
@@ -172,7 +174,7 @@ def test_a_rank_of_an_earlier_start_does_not_take_the_place_of_a_new_one(
     came = threading.Thread(target=lambda: met.update(place.join([0, 1, 2], before=late)))
     came.start()
     with pytest.raises(RunFailed):
-        join(left_over, SECRET, 5)
+        join(left_over, Gate(SECRET), 5)
     came.join()
     assert_met(met)
     assert "a connection from 127.0.0.1 was refused: rank 1 of another" in capfd.readouterr().out
@@ -188,7 +190,7 @@ def test_new_ranks_do_not_come_to_a_rank_0_of_an_earlier_start(
     old = threading.Thread(target=lambda: results.update(place.join([0], 1.2)))
     old.start()
     with pytest.raises(RunFailed, match="the peer refused our hello"):
-        join(new, SECRET, 5)
+        join(new, Gate(SECRET), 5)
     old.join()
     assert isinstance(results[0], RunFailed)
 
@@ -200,7 +202,7 @@ def test_rank_0_of_a_launcher_waits_for_a_port_that_an_earlier_start_has() -> No
     met: dict[int, Joined | RatrainError] = {}
 
     def come(launch: Launch) -> None:
-        met[launch.rank] = join(launch, SECRET, 20)
+        met[launch.rank] = join(launch, Gate(SECRET), 20)
 
     threads = [threading.Thread(target=come, args=(launch,)) for launch in launches]
     for thread in threads:
@@ -227,7 +229,7 @@ def test_a_rank_0_that_is_not_there_is_named_after_a_bounded_time(
         r"rank 1: rank 0 was not reached at 127.0.0.1, port 1: Connection refused, for 0.6 s\n"
     )
     with pytest.raises(RunFailed, match=message):
-        join(Launch(1, 2, "127.0.0.1", 1), SECRET, 3600)
+        join(Launch(1, 2, "127.0.0.1", 1), Gate(SECRET), 3600)
 
 
 def test_something_else_that_answers_is_not_taken_for_rank_0(
@@ -246,7 +248,7 @@ def test_something_else_that_answers_is_not_taken_for_rank_0(
         with pytest.raises(
             RunFailed, match=f"port {port}: the process that answers there is not a rank of a run"
         ):
-            join(Launch(1, 2, "127.0.0.1", port), SECRET, 3600)
+            join(Launch(1, 2, "127.0.0.1", port), Gate(SECRET), 3600)
 
 
 # ---- strangers ------------------------------------------------------------------------------
@@ -376,9 +378,9 @@ def test_what_a_rank_said_once_opens_nothing_a_second_time(place: Place) -> None
     with recorded(place.address) as (relay, recorded_bytes):
         results: list[Joined] = []
         through = replace(place.launch(1), address=relay[0], port=relay[1])
-        other = threading.Thread(target=lambda: results.append(join(through, SECRET, 20)))
+        other = threading.Thread(target=lambda: results.append(join(through, Gate(SECRET), 20)))
         other.start()
-        results.append(join(place.launch(0), SECRET, 20))
+        results.append(join(place.launch(0), Gate(SECRET), 20))
         other.join()
     assert len(results) == 2 and recorded_bytes
     for result in results:
@@ -537,4 +539,4 @@ def test_an_address_that_other_machines_do_not_reach_is_refused() -> None:
     with pytest.raises(
         SpecError, match=r"MASTER_ADDR: localhost \((127|::1)(.|\n)*loopback(.|\n)*RATRAIN_ADDRESS"
     ):
-        join(launch, SECRET, 1)
+        join(launch, Gate(SECRET), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from launched import (
 )
 from runs_made import Setting
 
+from ratrain.errors import RatrainError
 from ratrain.runtime.run_folder import RunFolder
 
 STEPS = 40
@@ -85,6 +87,43 @@ def test_no_step_is_lost_where_each_part_has_a_mirror(
     assert loss_bits(folder) == loss_bits(whole)
     assert_same_end(folder, whole)
     assert STEPS <= len(folder.metrics.read_text().splitlines()) <= STEPS + 1
+
+
+SEALED = """
+from ratrain.runtime.rank.joining import rendezvous
+from ratrain.runtime.step.network import connection
+from ratrain.runtime.step.network.sealed_socket import SealedSocket
+
+rendezvous.listen_near = lambda address: None
+begun = connection.Connection.__init__
+
+def sealed_alone(self, sock, *others, **named):
+    rails = [*(others[4] if len(others) > 4 else named.get("rails", ()))]
+    assert all(isinstance(each, SealedSocket) for each in (sock, *rails)), "in the clear"
+    begun(self, sock, *others, **named)
+
+connection.Connection.__init__ = sealed_alone
+"""
+"""What an extension tells ranks: to meet over TCP alone, and to take no socket in the clear."""
+
+
+def test_ranks_that_lose_one_meet_again_under_tls_and_no_socket_is_in_the_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sealed_alone.py").write_text(SEALED)
+    whole = made(tmp_path / "whole", REPLICAS)
+    start(whole)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("RATRAIN_EXTENSIONS", "sealed_alone")
+    keys = (("tls", "secret"),)
+    folder = made(tmp_path / "sealed", replace(REPLICAS, sharding=2, mirror=True, train=keys))
+    disturbed(folder, 2, step=12)
+    assert "from what the survivors hold" in notes(folder)
+    assert loss_bits(folder) == loss_bits(whole)
+    clear = made(tmp_path / "clear", replace(REPLICAS, steps=2))
+    with pytest.raises(RatrainError, match="in the clear"):  # the extension would have told
+        start(clear)
 
 
 def test_sharded_states_are_read_from_the_checkpoint_by_the_same_processes(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from ratrain.cli.main import ratrain
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = str(EXAMPLES / "small.toml")
+CHIPS = EXAMPLES / "chips"
 
 
 GRAPH = """
@@ -92,6 +93,10 @@ USES = {
     "noc collective": Use("noc collective reduce", "load of the wide links", slow=True),
     "noc gemm": Use("noc gemm summa --simulate 4", "simulated 4x4", slow=True),
     "noc costs": Use("noc costs", "fp32 and fp16"),
+    "noc topology": Use(
+        f"noc topology {CHIPS}/two-hubs.graphml --routes {CHIPS}/two-hubs-routes.csv",
+        "busiest link",
+    ),
     "noc reproduce": Use("noc reproduce --models-only", "router area", slow=True),
     "kernels list": Use("kernels list", "attention", slow=True),
     "kernels run": Use("kernels run rmsnorm --cores 2", "FP64|ulp", slow=True),

@@ -33,6 +33,7 @@ from ratrain.describe.strict import FURTHER, Further, Rule
 from ratrain.describe.tuning import LoraSpec, Tuning
 from ratrain.errors import SpecError
 
+TLS_OFF, TLS_BY_SECRET = "off", "secret"
 LossScale = Annotated[float, Rule(low=1e-12, high=1e18)]
 
 
@@ -92,6 +93,9 @@ class TrainSpec:
     publish_every: Natural = 0
     # from where they leave: "loopback", "all", or interfaces or addresses with commas between them
     publish_nics: Name = "loopback"
+    # what is sent between hosts: "off": as it is; "secret": under TLS 1.3, for whoever proves the
+    # run's secret; or so with certificates too, of a folder that each host has at this path
+    tls: FileName = "off"
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
     # what all ranks compute on, as [[device]] runs_on; auto: as the cluster file says of each
     device: Name = AS_CLUSTER
@@ -104,6 +108,12 @@ class TrainSpec:
         kind = optimizer_named(self.optimizer).keys
         if self.device != AS_CLUSTER:
             runs_on_named(self.device, "device")
+        if self.tls not in (TLS_OFF, TLS_BY_SECRET) and not self.tls.startswith("/"):
+            raise SpecError(
+                f"{self.tls!r} is no way to encrypt",
+                place="tls",
+                fix=f'use "{TLS_BY_SECRET}", "{TLS_OFF}", or the path of a folder, from / on',
+            )
         if self.keys is None:
             object.__setattr__(self, "keys", kind())
 

@@ -1,5 +1,5 @@
 """The time of a tile program on its machine, by the simulator's own event loop: transfers share DDR
-and GSM evenly, and launching one takes the core's own cycles.
+and their core's port of GSM evenly, and launching one takes the core's own cycles.
 
 A loop that is folded is written out a few times only. The time is then taken to be linear in the
 count of each such loop, from two counts of each: exact where a turn of the loop takes the same time
@@ -25,7 +25,7 @@ from ratrain.simulate.costs import NO_LINK, OpCosts
 from ratrain.simulate.engine import Nodes, Run, run_nodes
 from ratrain.timeline.timeline import Span, Timeline
 
-DDR_LINK, GSM_LINK = 0, 1
+DDR_LINK, FIRST_PORT = 0, 1
 WRITTEN_OPS = 10_000
 """As far as folded loops are written out, if they are more than they must be."""
 
@@ -114,9 +114,13 @@ def clocked(program: TileProgram) -> Run:
         zero,
         np.zeros(machine.cores, dtype=np.int64),
     )
-    rates = np.array([machine.ddr_bytes_per_s, machine.gsm_bytes_per_s])
+    ports = FIRST_PORT + np.arange(machine.cores) // machine.gsm_port_cores
+    rates = np.array([machine.ddr_bytes_per_s] + [machine.gsm_bytes_per_s] * int(ports[-1]))
     over = np.array(
-        [NO_LINK if op.over is None else (DDR_LINK if op.over is DDR else GSM_LINK) for op in ops],
+        [
+            NO_LINK if op.over is None else (DDR_LINK if op.over is DDR else ports[op.core])
+            for op in ops
+        ],
         dtype=np.int32,
     )
     row_bytes = machine.strided_row_s * machine.ddr_bytes_per_s

@@ -46,7 +46,8 @@ class Machine:
     ddr_bytes: int
     ddr_bytes_per_s: float  # what all cores' transfers reach together
     strided_row_s: float  # further DDR time of each row of a tile that is no whole row
-    gsm_bytes_per_s: float
+    gsm_bytes_per_s: float  # of one port
+    gsm_port_cores: int  # neighbours that share a port
     gsm_bytes: int = 6 * 2**20  # [P1]
     am_bytes: int = 768 * 2**10  # of a core [P1]
     sm_bytes: int = 64 * 2**10  # of a core [P1]
@@ -93,7 +94,8 @@ FT_M7032 = Machine(
     ddr_bytes=8 * 2**30,  # not published: of the host's memory; assumed
     ddr_bytes_per_s=44.5e9,  # fit
     strided_row_s=7.6e-9,  # fit
-    gsm_bytes_per_s=216e9,  # not published, at least 108 (P1 fig. 15); assumed 8 x 27 of one core
+    gsm_bytes_per_s=62.5e9,  # not published; fit
+    gsm_port_cores=4,  # fit: two cores reach together half of what eight do
 )
 MT_3000 = Machine(
     name="mt-3000",
@@ -103,6 +105,7 @@ MT_3000 = Machine(
     ddr_bytes_per_s=30e9,  # [T]: what software reaches
     strided_row_s=0.0,  # in that rate already
     gsm_bytes_per_s=108e9,  # assumed: the least that the FT-M7032 shows
+    gsm_port_cores=24,  # assumed
 )
 
 MACHINES = {machine.name: machine for machine in (FT_M7032, MT_3000)}

@@ -25,6 +25,7 @@ from ratrain.describe.amounts import (
 )
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import Rule, load
+from ratrain.describe.train import TLS_OFF
 from ratrain.errors import SpecError
 from ratrain.program.actions import is_word
 from ratrain.readers.files import check_name, shown
@@ -131,6 +132,7 @@ class TrainedCase:
     weights: str | None  # the Hugging Face folder that the run began from, beside its job
     model_file: str | None  # the config.json that described the model
     seed: int  # of its first weights
+    tls: str  # as a job's [train] says it
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,8 @@ def trained_case(path: Path) -> TrainedCase:
     seed = settings.train.get("seed", 0)
     if not _is_whole(seed, (1 << 63) - 1):
         raise _damaged(f"{shown(seed)} is not a seed", settings_place.at("train", "seed"))
+    tls = settings.train.get("tls", TLS_OFF)  # runs of before have none
+    check_name(tls if isinstance(tls, str) else "", str(settings_place.at("train", "tls")))
     if case.model_file is not None:
         check_name(case.model_file, str(place.at("model_file")))
     return TrainedCase(
@@ -245,6 +249,7 @@ def trained_case(path: Path) -> TrainedCase:
         weights,
         case.model_file,
         seed,
+        tls,
     )
 
 

@@ -16,8 +16,9 @@ and columns together do); `deadlocks_as_issued` answers for one timing, by simul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ratrain.chip.noc.mesh import run
 from ratrain.chip.noc.opcodes import Opcode
@@ -25,6 +26,7 @@ from ratrain.chip.noc.spec import MeshSpec, masked
 from ratrain.chip.noc.workload import Place, Workload
 from ratrain.errors import SpecError
 
+T = TypeVar("T")
 Port = tuple[int, int, str, int]
 """(x, y, N E S W or L, virtual channel)."""
 
@@ -106,8 +108,8 @@ def check(mesh: MeshSpec, worms: Sequence[Worm]) -> Verdict:
                 for j in users[awaited_port]
                 if j != i and not _ordered(worms, i, j, awaited_port, ancestors[i][held_port])
             ]
-    circle = _circle(steps)
-    return Verdict(bool(circle), tuple(i for i, _ in circle), tuple(p for _, p in circle))
+    found = circle(steps)
+    return Verdict(bool(found), tuple(i for i, _ in found), tuple(p for _, p in found))
 
 
 def deadlocks_as_issued(mesh: MeshSpec, worms: Sequence[Worm], at: Sequence[int]) -> bool:
@@ -220,9 +222,10 @@ def _ordered(
     return waiter < holder or awaited[:2] in {port[:2] for port in passed}
 
 
-def _circle(steps: dict[tuple[int, Port], list[tuple[int, Port]]]) -> list[tuple[int, Port]]:
-    """A cycle of the graph, found by depth-first search without recursion; empty if none."""
-    state: dict[tuple[int, Port], int] = {}
+def circle(steps: Mapping[T, Sequence[T]]) -> list[T]:
+    """A cycle of the graph, found by depth-first search without recursion; empty if none. `steps`:
+    from each of its nodes."""
+    state: dict[T, int] = {}
     for root in steps:
         if root in state:
             continue

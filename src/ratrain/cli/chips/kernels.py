@@ -189,6 +189,7 @@ def text(
 @click.argument("kernel")
 @_of_kernel
 @click.option("-o", "out", type=PATH, required=True, help="The SVG file to write.")
+@click.option("--trace", type=PATH, help="Write a trace that Perfetto opens, too.")
 @JSON
 def picture(
     kernel: str,
@@ -196,6 +197,7 @@ def picture(
     machine: str | None,
     cores: int | None,
     out: Path,
+    trace: Path | None,
     as_json: bool,
 ) -> None:
     """Draw KERNEL on the clock: each core's vector unit, and its DMA channels under it.
@@ -206,12 +208,15 @@ def picture(
     """
     from ratrain.kernels import timeline_of, written
     from ratrain.readers.writing import write_whole
+    from ratrain.timeline.perfetto import perfetto_traces
     from ratrain.timeline.picture import Panel, svg
 
     declared, on, sizes = _chosen(kernel, changes, machine, cores, small=True)
     with progress("drawing"):
         timeline = timeline_of(written(declared.writing(sizes), on, None))
         write_whole(out, svg([Panel(_headline(declared, on, sizes), timeline)]))
+        if trace is not None:
+            write_whole(trace, perfetto_traces({_headline(declared, on, sizes): timeline}))
     if as_json:
         print_json("kernels picture", {**_about(declared, on, sizes), "file": str(out)})
     else:

@@ -1,4 +1,4 @@
-"""`ratrain noc`: the group; its commands are in noc_run and noc_models."""
+"""`ratrain noc`: the group; its commands are in noc_run, noc_models and noc_topology."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import click
 
 from ratrain.cli.chips.noc_models import costs, gemm, reproduce
 from ratrain.cli.chips.noc_run import collective, sweep
+from ratrain.cli.chips.noc_topology import topology
 
 
 @click.group()
@@ -20,9 +21,10 @@ def command() -> None:
       ratrain noc sweep --mesh 8x8
       ratrain noc gemm summa
       ratrain noc costs
+      ratrain noc topology chip.graphml --routes routes.csv
       ratrain noc reproduce
     """
 
 
-for _verb in (sweep, collective, gemm, costs, reproduce):
+for _verb in (sweep, collective, gemm, costs, topology, reproduce):
     command.add_command(_verb)

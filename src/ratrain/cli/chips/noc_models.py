@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -247,7 +248,7 @@ def costs(mesh: str | None, clock: float, as_json: bool) -> None:
     from ratrain.chip.noc.costs import collective_costs
 
     table = collective_costs()
-    chip = None if mesh is None else _chip_file(table, mesh, clock)
+    chip = None if mesh is None else _mesh_file(table, mesh, clock)
     if chip is not None and not as_json:
         click.echo(chip)
         return
@@ -273,12 +274,8 @@ def costs(mesh: str | None, clock: float, as_json: bool) -> None:
     click.echo("fp32 and fp16: latency derived from the FPU's.")
 
 
-def _chip_file(table: list[CollectiveCost], mesh: str, clock_ghz: float) -> str:
-    """The file that says what a chip's sums take."""
-    from ratrain.chip.noc.opcodes import Format
-
+def _mesh_file(table: list[CollectiveCost], mesh: str, clock_ghz: float) -> str:
     columns, rows = parse_shape(mesh)
-    names = {"hw": "hardware", "tree": "software"}
     lines = [
         f"columns = {columns}",
         f"rows = {rows}",
@@ -286,6 +283,15 @@ def _chip_file(table: list[CollectiveCost], mesh: str, clock_ghz: float) -> str:
         'has = "hardware"  # or "software": trees of messages',
         'source = "ratrain noc costs: fitted to a simulated mesh, 1 to 4 KiB"',
     ]
+    return chip_file(table, lines, {"hw": "hardware", "tree": "software"})
+
+
+def chip_file(table: list[CollectiveCost], head: list[str], names: Mapping[str, str]) -> str:
+    """The file that says what a chip's sums take. `names`: of algorithms there, of those that it
+    has."""
+    from ratrain.chip.noc.opcodes import Format
+
+    lines = [*head]
     for cost in table:
         is_alone = cost.contention == "alone" and cost.form is Format.FP64
         if not is_alone or cost.kind == "barrier" or cost.algorithm not in names:

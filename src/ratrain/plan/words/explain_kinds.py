@@ -330,8 +330,11 @@ _WAYS = {
 def on_chip_text(found: OnChip, step_s: float) -> Iterator[str]:
     """A line for each way."""
     network = found.network
+    shape = f"{network.columns} x {network.rows} devices"
+    if network.tree_hops:
+        shape = f"{network.columns} devices on a network of its own shape"
     yield from wrapped(
-        f"Inside a chip ({network.columns} x {network.rows} devices, {network.clock_ghz:g} GHz) "
+        f"Inside a chip ({shape}, {network.clock_ghz:g} GHz) "
         f"a sum of {format_bytes(found.size_bytes)} over {found.devices} devices takes, by"
     )
     for way in found.ways:

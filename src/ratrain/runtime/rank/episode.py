@@ -17,11 +17,12 @@ from ratrain.checkpoint.own import SITE_WEIGHTS
 from ratrain.corpus.identity import KEY, identity_of
 from ratrain.describe.model import config_hash
 from ratrain.devices import Device
-from ratrain.errors import OF_ANOTHER, PeerDown, RatrainError
+from ratrain.errors import OF_ANOTHER, PeerDown, RatrainError, RunFailed
 from ratrain.objects.client import close_stores
 from ratrain.plugins import named
 from ratrain.program.promise import loss_words
 from ratrain.runtime.attempts import begin_attempt
+from ratrain.runtime.encryption import guard_of
 from ratrain.runtime.environment import COMMAND, Launch
 from ratrain.runtime.kept_metrics import lost_steps
 from ratrain.runtime.rank.beginning import Together, begun, frozen_of
@@ -31,6 +32,7 @@ from ratrain.runtime.rank.context import RankContext, RankProcess, forget_failur
 from ratrain.runtime.rank.folder_lock import FolderLock
 from ratrain.runtime.rank.joining.agreement import Reading, agree, read_run
 from ratrain.runtime.rank.joining.call_back import CallBack
+from ratrain.runtime.rank.joining.handshake import Gate
 from ratrain.runtime.rank.joining.networks import network_of
 from ratrain.runtime.rank.joining.rendezvous import Joined, join, told_by_all
 from ratrain.runtime.rank.joining.seating import seated
@@ -83,12 +85,15 @@ class Episode:
         folder, lock, log = self._process.folder, self._process.lock, self._process.log
         reading = read_run(folder)
         timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
-        launch, secret = self._launch, _secret(folder, reading)
+        launch, gate = self._launch, _gate(folder, reading)
         if self._process.orders is not None:
             self._process.orders.say(MEETS)
-        joined = join(launch, secret, timeout_s, self._call_back)
+        try:
+            joined = join(launch, gate, timeout_s, self._call_back)
+        except RunFailed as error:
+            raise reading.problem or error from None
         if launch.place is not None:
-            joined = seated(joined, launch, folder, reading, secret, timeout_s)
+            joined = seated(joined, launch, folder, reading, gate, timeout_s)
         rank = lock.rank = log.rank = joined.rank
         joined.broadcast.wait_up_to(TOKENISING_S)
         context = _agreed(folder, rank, reading, joined, lock, log)
@@ -286,10 +291,12 @@ def _loss_words(context: RankContext) -> str:
     return loss_words(setup, hosts, sharing)
 
 
-def _secret(folder: RunFolder, reading: Reading) -> bytes:
-    """The run's secret; where it is missing because all is, what was read says so better."""
+def _gate(folder: RunFolder, reading: Reading) -> Gate:
+    """What all ranks must prove to each other; where the secret is missing because all is, what was
+    read says so better. A rank that has no job asks for no TLS: it is let in where nobody does."""
     try:
-        return read_secret(folder.secret)
+        guard = guard_of(reading.job.train.tls) if reading.job is not None else None
+        return Gate(read_secret(folder.secret), guard)
     except RatrainError as error:
         raise reading.problem or error from None
 

@@ -22,6 +22,7 @@ from ratrain.errors import SpecError, TransportError
 from ratrain.proof import derived
 from ratrain.ranges import joined, overlaps
 from ratrain.readers.json import as_table, parse_json
+from ratrain.runtime.encryption import tls_of
 from ratrain.runtime.published import (
     PURPOSE,
     Piece,
@@ -69,6 +70,7 @@ def publisher_of(
         train.publish_every,
         train.publish_nics,
         derived(read_secret(context.folder.secret), PURPOSE),
+        train.tls,
         rank,
         states,
         network,
@@ -78,7 +80,7 @@ def publisher_of(
 
 
 class WeightsPublisher:
-    """One rank's part. `every`: steps; `nics`: as a job says them."""
+    """One rank's part. `every`: steps; `nics`, `tls`: as a job says them."""
 
     def __init__(
         self,
@@ -86,13 +88,14 @@ class WeightsPublisher:
         every: int,
         nics: str,
         secret: bytes,
+        tls: str,
         rank: int,
         states: RankStates,
         network: Network,
         optimizer: Optimizer,
         say: Callable[[str], None],
     ) -> None:
-        config = Config(secret, f"rank {rank}", nics=nics_of(nics), dead_s=_DEAD_S)
+        config = Config(secret, f"rank {rank}", nics=nics_of(nics), tls=tls_of(tls), dead_s=_DEAD_S)
         try:
             self._engine = Engine(config)
         except SpecError as error:

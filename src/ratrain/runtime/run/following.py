@@ -15,6 +15,7 @@ from torch import Tensor
 from ratrain.errors import DeadlineExceeded, SpecError, TransportError
 from ratrain.models.huggingface.writer import named_tensors
 from ratrain.proof import derived
+from ratrain.runtime.encryption import tls_of
 from ratrain.runtime.published import (
     ELEMENT_BYTES,
     PURPOSE,
@@ -27,6 +28,7 @@ from ratrain.runtime.published import (
     write_offer,
 )
 from ratrain.runtime.run.trained import TrainedModel, model_of_run
+from ratrain.runtime.run_files import trained_case
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.secret import read_secret
 from ratrain.transport import Config, Engine
@@ -44,7 +46,8 @@ class Followed:
         self._folder = RunFolder(run.resolve())
         self._id = uuid4().hex[:8]
         secret = derived(read_secret(self._folder.secret), PURPOSE)
-        self._engine = Engine(Config(secret, f"follower {self._id}", nics=nics_of(nics)))
+        tls = tls_of(trained_case(self._folder.path / "case.json").tls)
+        self._engine = Engine(Config(secret, f"follower {self._id}", nics=nics_of(nics), tls=tls))
         self._elements: dict[str, int] = {}
         self._subscriber: Subscriber | None = None
         self._used: tuple[dict[str, int], Bytes] = {}, np.empty(0, np.uint8)

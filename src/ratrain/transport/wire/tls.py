@@ -23,6 +23,7 @@ import os
 import socket
 import ssl
 from pathlib import Path
+from typing import TypeVar
 
 from ratrain import proof
 from ratrain.errors import HandshakeFailed, SpecError
@@ -31,8 +32,9 @@ from ratrain.readers.limits import SMALL_BYTES
 from ratrain.transport.config import Tls
 from ratrain.transport.wire.ephemeral import self_signed
 from ratrain.transport.wire.handshake import ENGINES, NO_TLS, UNDER_TLS, WANTS_TLS
-from ratrain.transport.wire.tls_socket import TlsSocket
+from ratrain.transport.wire.tls_socket import TlsRefused, TlsSocket
 
+S = TypeVar("S", bound=TlsSocket)
 _SAME = "give every engine of the job the same kind of Config.tls"
 
 
@@ -70,17 +72,22 @@ class Guard:
         return _der(read_text(Path(tls.certificate), SMALL_BYTES))
 
     def secure(
-        self, sock: socket.socket, secret: bytes, *, server: bool, deadline_s: float
-    ) -> tuple[TlsSocket, bytes]:
-        """The TLS socket made of `sock` (which is closed if that fails), and the key with which
-        the secret is proved inside it."""
+        self,
+        sock: socket.socket,
+        secret: bytes,
+        *,
+        server: bool,
+        deadline_s: float,
+        speaks: proof.Protocol = ENGINES,
+        kind: type[S] = TlsSocket,
+    ) -> tuple[S, bytes]:
+        """The TLS socket made of `sock` (which is closed if that fails), of a `kind`, and the key
+        with which the secret is proved inside it. `speaks`: what a peer without TLS would."""
         with contextlib.ExitStack() as stack:
             stack.callback(sock.close)
-            _announce(sock, server=server, deadline_s=deadline_s)
+            _announce(sock, speaks, server=server, deadline_s=deadline_s)
             context = self._server if server else self._client
-            secured = stack.enter_context(
-                TlsSocket(sock, context, server=server, deadline_s=deadline_s)
-            )
+            secured = stack.enter_context(kind(sock, context, server=server, deadline_s=deadline_s))
             secured.shake()
             key = self._bind(secured.tls, secret, server=server)
             stack.pop_all()
@@ -187,13 +194,15 @@ def _try_out(server: ssl.SSLContext, client: ssl.SSLContext, tls: Tls) -> None:
         raise _bad_file("certificate", str(tls.certificate), error) from error
 
 
-def _announce(sock: socket.socket, *, server: bool, deadline_s: float) -> None:
+def _announce(
+    sock: socket.socket, speaks: proof.Protocol, *, server: bool, deadline_s: float
+) -> None:
     """Send or check the unencrypted banner before TLS begins."""
     if server:
         proof.send(sock, NO_TLS, deadline_s)
         return
     head = proof.read(sock, len(NO_TLS), deadline_s)[: proof.HEAD_BYTES]
-    if head[:-2] == ENGINES.magic:
+    if head[:-2] == speaks.magic:
         proof.send(sock, WANTS_TLS, deadline_s)
-        raise HandshakeFailed("TLS here, none at the peer", fix=_SAME)
+        raise TlsRefused("TLS here, none at the peer", fix=_SAME)
     UNDER_TLS.require(head)

@@ -21,6 +21,10 @@ _REASONS = {
 }
 
 
+class TlsRefused(HandshakeFailed):
+    """One of two sides has no TLS, or no certificate that the other accepts."""
+
+
 class TlsSocket(socket.socket):
     """A TCP socket under TLS. `recv`, `recv_into` and `sendall` take and give plain bytes; `send`
     and `sendmsg` are those of the TCP socket, for what `seal` has sealed."""
@@ -139,19 +143,19 @@ class TlsSocket(socket.socket):
             super().sendall(self._out.read())
 
 
-def explain(error: ssl.SSLError) -> HandshakeFailed:
+def explain(error: ssl.SSLError) -> TlsRefused:
     """What went wrong in a handshake, and how to fix it."""
     reason = error.reason or str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
-        return HandshakeFailed(
+        return TlsRefused(
             f"the peer's certificate is refused: {error.verify_message}",
             fix="give it one that is valid now and signed by the authority of Config.tls",
         )
     for word, what in _REASONS.items():
         if word in reason:
-            return HandshakeFailed(f"the peer refuses our certificate: {what}")
+            return TlsRefused(f"the peer refuses our certificate: {what}")
     if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
-        return HandshakeFailed(
+        return TlsRefused(
             "TLS here, none at the peer", fix="give every engine of the job the same Config.tls"
         )
-    return HandshakeFailed(f"TLS: {reason.lower().replace('_', ' ')}")
+    return TlsRefused(f"TLS: {reason.lower().replace('_', ' ')}")

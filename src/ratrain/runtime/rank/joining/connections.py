@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 
 from ratrain.errors import HandshakeFailed, RunFailed, SpecError
 from ratrain.readers.json import parse_json
-from ratrain.runtime.rank.joining.handshake import RANKS, HandshakeListener
+from ratrain.runtime.rank.joining.handshake import HandshakeListener
 from ratrain.runtime.rank.joining.near_sockets import call_near, introduced
 from ratrain.runtime.rank.joining.rail_sockets import RailDialler
 from ratrain.runtime.rank.joining.rendezvous import Joined
@@ -39,7 +39,7 @@ def connect_all(
     listeners = [joined.listener, *joined.further]
     listeners += [joined.near] if joined.near is not None else []
     handshakes = [
-        HandshakeListener(listener, joined.key, arrivals.answer, arrivals.take)
+        HandshakeListener(listener, joined.gate, arrivals.answer, arrivals.take)
         for listener in listeners
     ]
     try:
@@ -169,16 +169,10 @@ def _call(
     words = json.dumps([joined.rank, need[1], sorted(rails)]).encode()
     own, peer = (joined.book[rank] for rank in (joined.rank, need[0]))
     if near and own[0] == peer[0]:
-        found = call_near(peer, joined.key, words, end_s)
+        found = call_near(peer, joined.gate, words, end_s)
         if found is not None:
             return found
-    sock = socket.create_connection(peer, timeout=left_s)
-    try:
-        RANKS.greet(sock, joined.key, words, end_s)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+    return joined.gate.greet(socket.create_connection(peer, timeout=left_s), words, end_s)
 
 
 def _read(message: bytes) -> tuple[Need, int | list[int]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from ratrain.errors import HandshakeFailed
-from ratrain.runtime.rank.joining.handshake import RANKS
+from ratrain.runtime.rank.joining.handshake import Gate
 from ratrain.runtime.step.network.links import Need
 from ratrain.runtime.step.network.near import Introduction, Near, let_read
 
@@ -35,7 +35,7 @@ def listen_near(address: Address) -> socket.socket | None:
 
 
 def call_near(
-    address: Address, key: bytes, words: bytes, deadline_s: float
+    address: Address, gate: Gate, words: bytes, deadline_s: float
 ) -> socket.socket | None:
     """A connection to a rank that listens there; None where it is not on this machine, or who
     answers cannot prove the secret."""
@@ -44,11 +44,10 @@ def call_near(
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.connect(_name(address))
-        RANKS.greet(sock, key, words, deadline_s)
+        return gate.greet(sock, words, deadline_s)
     except (OSError, HandshakeFailed):
         sock.close()
         return None
-    return sock
 
 
 def introduced(sockets: Mapping[Need, socket.socket], *, readable: bool) -> dict[Need, Near]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 
 from ratrain.errors import HandshakeFailed
-from ratrain.runtime.rank.joining.handshake import RANKS
 from ratrain.runtime.rank.joining.near_sockets import Address
 from ratrain.runtime.rank.joining.rendezvous import Joined
 from ratrain.runtime.step.network.links import BROADCASTS, Need
@@ -50,11 +49,7 @@ class RailDialler:
         words = json.dumps([self._joined.rank, need[1], number]).encode()
         try:
             sock = socket.create_connection(theirs, timeout=_CALL_S, source_address=(own[0], 0))
-            try:
-                RANKS.greet(sock, self._joined.key, words, time.monotonic() + _CALL_S)
-            except BaseException:
-                sock.close()
-                raise
+            return self._joined.gate.greet(sock, words, time.monotonic() + _CALL_S)
         except (OSError, HandshakeFailed) as error:
             self._lost.add((need[0], number))
             reason = error.what if isinstance(error, HandshakeFailed) else error.strerror or error
@@ -64,4 +59,3 @@ class RailDialler:
                 flush=True,
             )
             return None
-        return sock

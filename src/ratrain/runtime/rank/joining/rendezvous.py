@@ -33,15 +33,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ratrain.errors import HandshakeFailed, RunFailed, SpecError, TransportError
-from ratrain.proof import derived
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, PORT, Launch
 from ratrain.runtime.rank.joining.call_back import CallBack
-from ratrain.runtime.rank.joining.handshake import RANKS, HandshakeListener
+from ratrain.runtime.rank.joining.handshake import Gate, HandshakeListener
 from ratrain.runtime.rank.joining.near_sockets import close_all, listen_near
 from ratrain.runtime.rank.joining.whereabouts import tell, told
 from ratrain.runtime.step.network.broadcast import Broadcast
 from ratrain.runtime.step.network.connection import Connection
+from ratrain.transport.wire.tls_socket import TlsRefused
 
 REACH_S = 60.0
 """How long a rank looks for rank 0: ranks must start within this time of each other."""
@@ -52,6 +52,8 @@ _CALL_S = 5.0
 _LONGER_S = 1.0
 """More than rank 0 waits: it knows which rank did not come."""
 _LOOK_S = 0.2
+_REFUSED_S = 3.0
+"""Somebody else may have had the port; a certificate becomes no better by waiting."""
 _ANSWER_S = 20.0
 _MAX_BOOK = 1 << 20
 _BACKLOG = 512
@@ -64,14 +66,14 @@ Everybody = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class Joined:
-    """All ranks of an attempt. `key`: of their connections; `book`: where each listens; `listener`:
+    """All ranks of an attempt. `gate`: their connections'; `book`: where each listens; `listener`:
     this rank's own; `near`: that for ranks of this machine; `broadcast`: for words to everybody
     while the run is set up; `networks`, `further`: where each listens on further networks, and this
     rank's own sockets there."""
 
     rank: int
     world_size: int
-    key: bytes
+    gate: Gate
     book: tuple[tuple[str, int], ...]
     listener: socket.socket
     near: socket.socket | None
@@ -90,13 +92,13 @@ class Joined:
 
 
 def join(
-    launch: Launch, secret: bytes, patience_s: float, call_back: CallBack | None = None
+    launch: Launch, gate: Gate, patience_s: float, call_back: CallBack | None = None
 ) -> Joined:
-    """Returns when all ranks of this attempt are there. `patience_s`: how long to wait for that,
-    and later on for words; `call_back` ends it."""
-    key, call_back = derived(secret, b"ratrain rendezvous"), call_back or CallBack()
+    """Returns when all ranks of this attempt are there. `gate`: that of the run; `patience_s`: how
+    long to wait for all, and later on for words; `call_back` ends it."""
+    gate, call_back = gate.derived(b"ratrain rendezvous"), call_back or CallBack()
     kind = _OtherRank if launch.rank else _RankZero
-    met = replace(kind(launch, key, patience_s, call_back).join(), call_back=call_back)
+    met = replace(kind(launch, gate, patience_s, call_back).join(), call_back=call_back)
     call_back.ends(met.broadcast.hang_up)
     return met
 
@@ -104,8 +106,8 @@ def join(
 class _RankZero:
     """Rank 0's side."""
 
-    def __init__(self, launch: Launch, key: bytes, patience_s: float, call_back: CallBack) -> None:
-        self._launch, self._key, self._patience_s = launch, key, patience_s
+    def __init__(self, launch: Launch, gate: Gate, patience_s: float, call_back: CallBack) -> None:
+        self._launch, self._gate, self._patience_s = launch, gate, patience_s
         self._call_back = call_back
         self._changed = threading.Condition(threading.RLock())
         self._joined: dict[int, Connection] = {}
@@ -118,7 +120,7 @@ class _RankZero:
         self._call_back.ends(self._hang_up)
         with _rendezvous_listener(self._launch, self._call_back) as listener:
             host = listener.getsockname()[0]
-            handshakes = HandshakeListener(listener, self._key, self._answer, self._take)
+            handshakes = HandshakeListener(listener, self._gate, self._answer, self._take)
             if self._launch.told_in is not None:
                 tell(self._launch.told_in, listener.getsockname()[:2])
             try:
@@ -141,8 +143,8 @@ class _RankZero:
             other.patience_s = self._patience_s
             other.send(body)
         broadcast = Broadcast(0, world_size, self._joined)
-        key = derived(self._key, attempt)
-        return Joined(0, world_size, key, book, own_listener, near, broadcast, networks, further)
+        gate = self._gate.derived(attempt)
+        return Joined(0, world_size, gate, book, own_listener, near, broadcast, networks, further)
 
     @property
     def _others(self) -> range:
@@ -235,8 +237,8 @@ class _RankZero:
 class _OtherRank:
     """The side of any other rank."""
 
-    def __init__(self, launch: Launch, key: bytes, patience_s: float, call_back: CallBack) -> None:
-        self._launch, self._key, self._patience_s = launch, key, patience_s
+    def __init__(self, launch: Launch, gate: Gate, patience_s: float, call_back: CallBack) -> None:
+        self._launch, self._gate, self._patience_s = launch, gate, patience_s
         self._call_back = call_back
 
     def join(self) -> Joined:
@@ -260,6 +262,8 @@ class _OtherRank:
                 if self._has_no_loopback(error):
                     raise self._without_loopback(error) from error
                 now_s = time.monotonic()
+                if isinstance(error, TlsRefused):
+                    reach_s = min(reach_s, now_s + _REFUSED_S)
                 if accepted and now_s > end_s - _RETRY_S:
                     raise _ranks_missing(self._launch, [], self._patience_s) from error
                 if not accepted and now_s > reach_s - _RETRY_S:
@@ -282,11 +286,10 @@ class _OtherRank:
             port = listener.getsockname()[1]
             body = {"rank": launch.rank, "world_size": launch.world_size, "start": launch.start}
             body |= {"port": port, "networks": networks}
-            RANKS.greet(sock, self._key, json.dumps(body).encode(), deadline_s)
+            return self._gate.greet(sock, json.dumps(body).encode(), deadline_s), listener
         except BaseException:
             close_all([sock, listener])
             raise
-        return sock, listener
 
     def _listen_to(
         self,
@@ -312,11 +315,10 @@ class _OtherRank:
             raise TransportError("rank 0's list of networks is damaged")
         upwards.patience_s = self._patience_s
         broadcast = Broadcast(launch.rank, launch.world_size, {0: upwards})
-        key = derived(self._key, attempt)
         return Joined(
             launch.rank,
             launch.world_size,
-            key,
+            self._gate.derived(attempt),
             book,
             listener,
             near,
@@ -342,6 +344,13 @@ class _OtherRank:
         if isinstance(error, OSError):
             reason = error.strerror or reason
         launch = self._launch
+        if isinstance(error, TlsRefused):
+            return RunFailed(
+                f"rank 0 at {launch.rendezvous_address} is not met under TLS: {reason}",
+                place=f"rank {launch.rank}",
+                fix="every host needs the same job ([train] tls), and certificates of one "
+                "authority, for server and client use",
+            )
         if launch.told_in is not None and told(launch.told_in) is None:
             return RunFailed(
                 f"rank 0 has not written where it listens for {min(self._patience_s, REACH_S):g} "

@@ -23,6 +23,7 @@ from ratrain.errors import Infeasible
 from ratrain.readers.files import exists
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.joining.agreement import Reading
+from ratrain.runtime.rank.joining.handshake import Gate
 from ratrain.runtime.rank.joining.near_sockets import close_all
 from ratrain.runtime.rank.joining.rendezvous import Joined, join, told_by_all
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -33,7 +34,7 @@ def seated(
     launch: Launch,
     folder: RunFolder,
     reading: Reading,
-    secret: bytes,
+    gate: Gate,
     patience_s: float,
 ) -> Joined:
     """The ranks joined anew, by their seats. All ranks of an engine call this together."""
@@ -63,7 +64,7 @@ def seated(
     )
     joined.broadcast.close()
     close_all([joined.near, None if listener is not None else joined.listener])
-    return join(again, secret, patience_s)
+    return join(again, gate, patience_s)
 
 
 def _own_words(place: Place, folder: RunFolder, reading: Reading) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from ratrain.runtime.step.network.rails import (
     OutsideFrameError,
     Rails,
 )
+from ratrain.runtime.step.network.sealed_socket import woken_at
 
 _HEADER = struct.Struct("!3sBQ")
 _MARKER = b"RAT"
@@ -213,7 +214,7 @@ class Connection:
         off."""
         if not self._left:
             size = self._head_size - self._head_got
-        size = min(size, _WAKE_BYTES)
+        size = woken_at(self._sock, min(size, _WAKE_BYTES))
         if size != self._wakes_at:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._wakes_at = size

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
+from ratrain.runtime.step.network.sealed_socket import woken_at
+
 RAILED_BYTES = 64 << 10
 """Smaller frames are through one network before parts of them are through two."""
 _PART = struct.Struct("!IIQ")
@@ -133,6 +135,7 @@ class Rail:
         """From now on a sleeper is woken when that many bytes are there, or the most that pays
         off."""
         size = min(size or _PART.size - self._head_got, _WAKE_BYTES)
+        size = woken_at(self.sock, size)
         if size != self._wakes_at:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
             self._wakes_at = size
