@@ -170,6 +170,12 @@ def test_clipping_waits_for_every_gradient_as_in_the_whole_program(tmp_path: Pat
     assert max(gaps(stages_of(spec), 6, 9)) < 1e-3
 
 
+def test_what_is_frozen_is_neither_reduced_nor_updated(tmp_path: Path) -> None:
+    spec = unequal_job(tmp_path, sequences=8)
+    spec = replace(spec, train=replace(spec.train, freeze=("self_attn",)))
+    assert max(gaps(stages_of(spec), 6, 15)) < 1e-9
+
+
 def test_the_interpreted_clock_says_the_same_to_the_bit(tmp_path: Path) -> None:
     stages = stages_of(unequal_job(tmp_path, sequences=20))
     clock, rng = StageClock(stages), Random(1)

@@ -29,7 +29,7 @@ from ratrain.plan.draft.parts import Part
 from ratrain.plan.draft.pools import Post
 from ratrain.plan.draft.stage_ops import INTO, OUT, ReplicaOps, kept_of, replica_ops
 from ratrain.plan.draft.stages import Stages
-from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
+from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.links import Geometry, half_among
 from ratrain.plan.layout.sizes import gathered_bytes_per_param
 from ratrain.plan.price.durations import NORM_BYTES
@@ -68,7 +68,6 @@ class StageClock:
 
     def __init__(self, stages: Stages) -> None:
         self._stages, job = stages, stages.job
-        self._blocks = kinds_of_block(job)
         self._block_of = [0, *(1,) * job.model.spec.layers, 2]
         devices = job.cluster.members()
         self._geometry = Geometry(job.cluster.spec, devices)
@@ -184,7 +183,7 @@ class StageClock:
         link = self._geometry.rings(ring)[0]
         number = self._stages.links.number(link)
         half = half_among(job.collective, job.cluster.spec, members, link, used)
-        params = self._blocks[block].params / degree
+        params = self._stages.trained[block] / degree
         kind = pools[holders[0][0].pool].kind
         each_bytes = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
         kinds = {pools[post.pool].kind for post, _ in holders}

@@ -167,7 +167,7 @@ def _tail_of(
 ) -> float:
     """The same of one of them; `beside`: further replicas, `holders`: the pools of each layer,
     `weight_bytes`: of a gathered parameter."""
-    embedding, layer, head = (block.params for block in stages.blocks)
+    embedding, layer, head = stages.trained
     last, longest = len(part.members) - 1, 0.0
     for s, (stage, works, count) in enumerate(
         zip(part.members, part.works, part.layers, strict=True)

@@ -28,7 +28,7 @@ from ratrain.cost.compute import update
 from ratrain.plan.draft.parts import Part
 from ratrain.plan.draft.pools import Post
 from ratrain.plan.draft.stages import Stages, StageWork
-from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
+from ratrain.plan.layout.enumerate import StateMode
 from ratrain.program.families import SEND_SLOTS
 from ratrain.program.kind import Kind
 from ratrain.program.replicas import Recovery
@@ -360,7 +360,7 @@ def _unit_seconds(stages: Stages, part: Part, ranks: Sequence[_Rank], data: int)
     """Sections x units: forward, backward with what is recovered then, nothing for the reduction,
     the update of a share, nothing for the gather. `data`: replicas that share states; 0: none
     does."""
-    blocks, last = kinds_of_block(stages.job), len(part.members) - 1
+    last = len(part.members) - 1
     columns: list[tuple[float, float, float, float, float]] = []
     for s, post, work, serves in ranks:
         count, kind = part.layers[s], stages.pools[post.pool].kind
@@ -374,7 +374,7 @@ def _unit_seconds(stages: Stages, part: Part, ranks: Sequence[_Rank], data: int)
             again_s = (work.backward_s - work.early_s - plain_s) / count
         of_block: list[tuple[float, float, float, float, float]] = []
         for block in range(3):
-            moved = update(block_times[block], blocks[block].params / post.tensor, owners, kind)
+            moved = update(block_times[block], stages.trained[block] / post.tensor, owners, kind)
             update_s = moved.alone_s(kind.memory.bandwidth_bytes_per_s)
             backward_s = seconds[block].backward_s + again_s * (block == 1)
             once = (seconds[block].forward_s, backward_s) if serves else (0.0, 0.0)

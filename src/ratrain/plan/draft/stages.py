@@ -22,7 +22,13 @@ from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.plan.draft.pools import Pool, PoolLinks, Post, Shape, StageMembers
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.plan.layout.links import speed
-from ratrain.plan.layout.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
+from ratrain.plan.layout.sizes import (
+    boundary_bytes,
+    passed_bytes,
+    sent_boundary_bytes,
+    trained_params,
+    unit_of,
+)
 from ratrain.plan.layout.times import boundary_message, sums_of_op, times_in_layout
 from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.program.families import OPTIMIZER_SLOTS
@@ -103,6 +109,7 @@ class Stages:
     ) -> None:
         self.job, self.pools, self.strategy, self.modes = job, pools, strategy, modes
         self.blocks = kinds_of_block(job)
+        self.trained = tuple(trained_params(job, block, 2) for block in self.blocks)
         self._links = PoolLinks(job.cluster.spec, pools)
         self._recovers_heads = strategy.recovers_heads
         self._speeds = [1 / kind_speed(job, pool.kind).layer_s for pool in pools]
