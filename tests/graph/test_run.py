@@ -82,6 +82,8 @@ def test_a_run_killed_again_and_again_ends_with_the_very_same_weights(
     whole, killed = ([json.loads(row)["loss"] for row in m.open()] for m in metrics)
     assert killed == whole
     assert not list((tmp_path / "killed").glob("tier/*"))
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert "Trained 60 epochs" in page and "as planned" in page
 
 
 @pytest.mark.slow
