@@ -4,7 +4,8 @@
 
 To be run by a Python that has DeepSpeed (its source: `DS_BUILD_OPS=0 pip install
 --no-build-isolation deepspeed==0.19.8`; its optimizer and its files are compiled at the first use,
-which is timed apart).
+which is timed apart; a process that is killed meanwhile leaves a file `lock` in
+TORCH_EXTENSIONS_DIR, for which every later one waits without a word).
 `--device cpu` keeps master weights and moments in host memory, `nvme` on disk (stage 3, weights
 too); `none` is torch's AdamW of the same model, in memory. Each phase says when it ended, so that
 what takes long is seen; of the steps their times, the process's largest memory, and the bytes that
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 BEGAN_S = time.perf_counter()
 VOCABULARY = 512
@@ -71,7 +73,7 @@ class Model(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens[:, :-1])
         for layer in self.layers:
-            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+            x = checkpoint(layer, x, use_reentrant=False)
         logits = self.head(x).flatten(0, 1)
         return nn.functional.cross_entropy(logits, tokens[:, 1:].flatten())
 

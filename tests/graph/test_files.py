@@ -59,7 +59,7 @@ def test_features_labels_and_what_is_learned_are_read_from_parquet_too(
     for name, table in tables.items():
         parquet.write_table(arrow.table(table), folder / f"{name}.parquet", row_group_size=2)
     one, two = (
-        graph_data(GraphSource("edges.npy", False, *(f"{n}.{end}" for n in tables)), folder)
+        graph_data(GraphSource("edges.npy", **{n: f"{n}.{end}" for n in tables}), folder)  # type: ignore[arg-type]
         for end in ("npy", "parquet")
     )
     every = np.arange(5)

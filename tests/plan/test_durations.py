@@ -95,9 +95,9 @@ def test_a_save_takes_twelve_bytes_of_each_owned_parameter_through_the_disk(
     ("dtype", "path", "schedule", "left"),
     [
         ("fp32", None, "ratrain", 4),  # weights are their own master, and stay
-        ("bf16", None, "ratrain", 0),
-        ("bf16", "/other", "ratrain", 12),  # maybe another file system
-        ("bf16", None, "megatron", 12),  # each holds what only one of them saves
+        ("fp16", None, "ratrain", 0),
+        ("fp16", "/other", "ratrain", 12),  # maybe another file system
+        ("fp16", None, "megatron", 12),  # each holds what only one of them saves
     ],
 )
 def test_a_save_does_not_write_what_lies_on_the_disk_as_the_checkpoint_takes_it(
@@ -130,7 +130,7 @@ def test_devices_of_a_host_that_share_a_disk_have_even_parts_of_its_room_and_rat
         away = replace(job, schedule=replace(job.schedule, optimizer_tier="disk"))
         case = case_of(away)
         work = case.costs.work[Kind.FetchOptimizer]
-        rates.append(case.costs.link_rate_bytes_per_s[work.link[0]])
+        rates.append(float(case.costs.link_rate_bytes_per_s[int(work.link[0])]))
         assert {
             budget.size_bytes for budget in case.program.setup.budgets if budget.tier == "disk"
         } == {10**12 // (2 if shared_by == "host" else 1)}
