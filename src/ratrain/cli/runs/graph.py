@@ -165,7 +165,8 @@ def compare(file: Path, epochs: int | None, modes: tuple[Any, ...], as_json: boo
         rows: list[Compared] = []
         with progress("comparing", "modes") as report:
             several = spec.memory.processes > 1
-            chosen = modes or tuple(mode for mode in ALL if not (several and mode in ONE_SUM))
+            every: list[Any] = [mode for mode in ALL if not (several and mode in ONE_SUM)]
+            chosen = modes or tuple(every)
             for row in compared(spec, laid, file.parent, Path(folder), epochs or 3, chosen):
                 rows.append(row)
                 report(len(rows), len(chosen))
