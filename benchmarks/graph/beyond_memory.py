@@ -2,8 +2,12 @@
 
     python benchmarks/graph/beyond_memory.py --nodes 1000000 --budget 1.6GB --cap 1.8GB
 
-`ours` and `mapped` run in a control group with the cap (version 1, as root); `memory` (torch's
-autograd) and `pyg` (PyG's GCNConv, where torch_geometric is installed) run without. Contestants
+`ours`, `mapped`, `grinnder` and `hongtu` run in a control group with the cap (version 1, as root);
+`memory` (torch's autograd) and `pyg` (PyG's GCNConv, where torch_geometric is installed) run
+without. `grinnder` and `hongtu` are ours with their ways of using memory, so that nothing else
+differs: the modes `grinnder` (its caches of layers or partitions, without the fault of its
+evictions) and `snapshots` (all rows that a sum was made of are written, and read for backward).
+Contestants
 take turns, `--rounds` times. Of each: the group's or the process's largest memory, the median of
 its epochs, the bytes that the kernel counted as read from and written to the disk.
 """
@@ -30,7 +34,9 @@ import numpy as np
 import torch
 
 from ratrain.describe.units import format_bytes, parse_bytes
+from ratrain.errors import Infeasible
 from ratrain.graph.blocks import Block
+from ratrain.graph.compare import ALL
 from ratrain.graph.csr import aggregation
 from ratrain.graph.network import parameters_of
 from ratrain.graph.plan import lay_out, planned
@@ -38,12 +44,12 @@ from ratrain.graph.process import begun
 from ratrain.graph.read import graph_data
 from ratrain.graph.reference import InMemory, largest_error
 from ratrain.graph.run import open_run
-from ratrain.graph.spec import GraphFile, GraphSource, MemoryKeys, NetworkShape, TrainKeys
+from ratrain.graph.spec import GraphFile, GraphSource, MemoryKeys, Mode, NetworkShape, TrainKeys
 from ratrain.graph.spmm import add_product
 from ratrain.graph.units import units_of
 
 GROUPS = Path("/sys/fs/cgroup/memory")
-CAPPED = ("ours", "mapped")
+CAPPED = ("ours", "mapped", "grinnder", "hongtu")
 
 
 def spec_of(options: argparse.Namespace) -> GraphFile:
@@ -195,7 +201,24 @@ def timed(epochs: int, epoch: Callable[[], object], told: dict[str, object]) -> 
     return times
 
 
-CONTESTANTS = {"ours": ours, "memory": memory, "mapped": mapped, "pyg": pyg}
+def in_mode(mode: Mode) -> Contestant:
+    """By partitions, in another way of using memory."""
+
+    def contestant(spec: GraphFile, folder: Path, told: dict[str, object]) -> list[float]:
+        return ours(replace(spec, memory=replace(spec.memory, mode=mode)), folder, told)
+
+    return contestant
+
+
+Contestant = Callable[[GraphFile, Path, dict[str, object]], list[float]]
+CONTESTANTS: dict[str, Contestant] = {
+    "ours": ours,
+    "memory": memory,
+    "mapped": mapped,
+    "pyg": pyg,
+    "grinnder": in_mode("grinnder"),
+    "hongtu": in_mode("snapshots"),
+}
 
 
 def peak_bytes() -> int:
@@ -216,8 +239,12 @@ def errors(spec: GraphFile, folder: Path) -> None:
     """The worst gradient error of every mode against memory, over three epochs."""
     laid = lay_out(spec, folder, whole=True)
     whole = InMemory(laid.data, spec.model.kind, laid.shape.units, "float32")
-    for mode in ("cache", "lru", "bypass", "regather"):
-        plan = planned(laid, replace(spec.memory, mode=mode), folder)
+    for mode in ALL:
+        try:
+            plan = planned(laid, replace(spec.memory, mode=mode), folder)
+        except Infeasible as error:
+            print(f"{mode:9} does not fit: {error.what}", flush=True)
+            continue
         crew = begun(spec, plan, folder, folder)
         training = crew.training
         training.store_features()

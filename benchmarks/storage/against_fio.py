@@ -1,9 +1,10 @@
-"""The store of a tier against fio on the same disk, in alternating pairs.
+"""The store of a tier against fio on the same disk, in turn.
 
     python benchmarks/storage/against_fio.py FOLDER [--size-mib 1024] [--pairs 3]
 
-Both move blocks of 8 MiB past the page cache with four threads, into a file whose blocks exist; a
-write ends when the disk has it. Needs fio (apt install fio).
+The store and fio's `psync` move blocks of 8 MiB past the page cache with four threads, `io_uring`
+blocks of 1 MiB, eight at once, from registered buffers; into files whose blocks exist; a write ends
+when the disk has it. Needs fio (apt install fio).
 """
 
 from __future__ import annotations
@@ -21,13 +22,19 @@ from ratrain.storage import Key, TierStore, page_buffer
 MIB = 1 << 20
 
 
-def of_fio(folder: Path, size: int, direction: str) -> float:
+ENGINES = {
+    "psync": "--ioengine=psync --bs=8M --numjobs=4",
+    "io_uring": "--ioengine=io_uring --bs=1M --numjobs=1 --iodepth=8 --fixedbufs=1",
+}
+
+
+def of_fio(folder: Path, size: int, direction: str, engine: str) -> float:
     """Bytes a second."""
+    jobs = 4 if engine == "psync" else 1
     command = (
-        f"fio --name=ratrain --directory={folder} --rw={direction} --direct=1 --bs=8M"
-        f" --size={size // 4}"
-        " --numjobs=4 --ioengine=psync --thread --end_fsync=1 --fallocate=posix --overwrite=1"
-        " --group_reporting --output-format=json"
+        f"fio --name=ratrain-{engine} --directory={folder} --rw={direction} --direct=1"
+        f" --size={size // jobs} {ENGINES[engine]} --thread --end_fsync=1 --fallocate=posix"
+        " --overwrite=1 --group_reporting --output-format=json"
     )
     done = subprocess.run(command.split(), capture_output=True, text=True, check=True)
     body = json.loads(done.stdout[done.stdout.index("{") :])
@@ -50,13 +57,14 @@ def main() -> None:
     buffer = page_buffer(size)
     buffer[:] = bytes(range(256)) * (len(buffer) // 256)
     rates: dict[str, list[float]] = {
-        name: [] for name in ("store write", "fio write", "store read", "fio read")
+        f"{who} {direction}": [] for direction in ("write", "read") for who in ("store", *ENGINES)
     }
     used_s: dict[str, list[float]] = {"write": [], "read": []}
     try:
         store.reserve({key: size})
         store.write(key, buffer)
-        of_fio(asked.folder, size, "write")
+        for engine in ENGINES:
+            of_fio(asked.folder, size, "write", engine)
         for _ in range(asked.pairs):
             for direction in ("write", "read"):
                 began_s, before_s = time.perf_counter(), processor_s()
@@ -67,24 +75,23 @@ def main() -> None:
                     store.read(key, buffer)
                 rates[f"store {direction}"].append(size / (time.perf_counter() - began_s))
                 used_s[direction].append((processor_s() - before_s) * 2048 / asked.size_mib)
-                rates[f"fio {direction}"].append(of_fio(asked.folder, size, direction))
+                for engine in ENGINES:
+                    reached = of_fio(asked.folder, size, direction, engine)
+                    rates[f"{engine} {direction}"].append(reached)
     finally:
         store.close()
-        for path in asked.folder.glob("ratrain.*"):
+        for path in asked.folder.glob("ratrain-*.*"):
             path.unlink()
     print(f"direct: {store.direct}; {asked.pairs} pairs of {asked.size_mib} MiB")
     for name, of_name in rates.items():
         each = ", ".join(f"{rate / 1e9:.2f}" for rate in of_name)
-        print(f"{name:12} {median(of_name) / 1e9:.2f} GB/s median ({each})")
+        print(f"{name:14} {median(of_name) / 1e9:.2f} GB/s median ({each})")
     for direction in ("write", "read"):
-        ratios = [
-            a / b
-            for a, b in zip(rates[f"store {direction}"], rates[f"fio {direction}"], strict=True)
-        ]
-        print(
-            f"{direction}: store / fio {median(ratios):.2f} median, worst {min(ratios):.2f}; "
-            f"processor {median(used_s[direction]):.2f} s per 2 GiB"
-        )
+        print(f"{direction}: the store takes {median(used_s[direction]):.2f} s per 2 GiB")
+        for engine in ENGINES:
+            pairs = zip(rates[f"store {direction}"], rates[f"{engine} {direction}"], strict=True)
+            ratios = [ours / theirs for ours, theirs in pairs]
+            print(f"  store / {engine} {median(ratios):.2f} median, worst {min(ratios):.2f}")
 
 
 if __name__ == "__main__":

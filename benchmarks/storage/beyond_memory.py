@@ -2,10 +2,11 @@
 
     python benchmarks/storage/beyond_memory.py FOLDER [--budget 240MB] [--cap 600MB] [--layers 24]
 
-The same job is asked three ways in a group of its own, memory capped: as it is, with its optimizer
-on disk, and with optimizer, weights and activations on disk. What is killed is said; of what trains
-the step, predicted and measured, the largest memory of the group, and the bytes that it moved
-against those that its program says.
+The same job is asked several ways in a group of its own, memory capped: as it is, with its
+optimizer on disk, with optimizer, weights and activations on disk, and with those moved as another
+system moves them. What is killed is said; of what trains the step, predicted and measured, the
+largest memory of the group, and the bytes that it moved against those that its program says.
+`--rounds`: so many times, in turn.
 """
 
 from __future__ import annotations
@@ -58,6 +59,17 @@ WAYS: dict[str, tuple[str, ...]] = {
         "activation_tier=disk",
         "recovery=spill",
     ),
+    # 10Cache's policy (arXiv 2511.14124), with our files, threads and updates: an order that a
+    # first step has recorded, micro-batch by micro-batch, and a window of a fixed number of units,
+    # each fetched when one before it is released; the window begins anew at each step's end.
+    "everything on disk by a learnt window": (
+        "skeleton=1f1b",
+        'without=["update-prefetch"]',
+        "optimizer_tier=disk",
+        "view_tier=disk",
+        "activation_tier=disk",
+        "recovery=everywhere",
+    ),
 }
 
 
@@ -106,6 +118,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--skeleton", default="layer-major-4")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default=",".join(WAYS))
     asked = parser.parse_args()
     folder: Path = asked.folder
@@ -122,7 +135,7 @@ def main() -> None:
         capture_output=True,
         check=True,
     )
-    for number, way in enumerate(asked.only.split(",")):
+    for number, way in enumerate(asked.only.split(",") * asked.rounds):
         keys = [f"schedule.{key}" for key in WAYS[way.strip()]]
         # What does not fit the budget is refused: it is asked without, and the cap judges.
         fits = "everything" in way

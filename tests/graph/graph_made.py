@@ -16,7 +16,7 @@ from ratrain.graph.network import Parameters
 from ratrain.graph.partition import of_labels
 from ratrain.graph.plan import PROCESS_BYTES, Laid, Plan, cut, in_order, planned
 from ratrain.graph.process import begun
-from ratrain.graph.program import Layout, build, cell_bytes_of
+from ratrain.graph.program import MODES, ONE_SUM, Layout, build, cell_bytes_of
 from ratrain.graph.prove import Columns, require_sound
 from ratrain.graph.read import GraphData
 from ratrain.graph.reference import InMemory, largest_error
@@ -24,6 +24,8 @@ from ratrain.graph.spec import GraphFile, GraphSource, MemoryKeys, NetworkShape,
 from ratrain.graph.train import Training
 
 KINDS = ("gcn", "sage", "gin", "gat")
+OF_SEVERAL = tuple(mode for mode in MODES if mode not in ONE_SUM)
+"""Ways of using memory for several processes, and for several open sums."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ def laid_out(spec: GraphFile, data: GraphData, parts: int, seed: int = 0) -> Lai
 
 
 def tight(laid: Laid, mode: str, group: int, cells: int | None = None) -> Columns:
-    """The proved program in so few cells that data leave and come back."""
+    """The proved program in so few cells that data leave and come back. `laid`: in the mode."""
     cell = cell_bytes_of(laid.shape)
-    layout = Layout(mode, group, cells or 64, cell)
+    layout = Layout(mode, 1 if mode in ONE_SUM else group, cells or 64, cell)
     shapes = [laid.shape.of(process) for process in range(laid.shape.processes)]
     programs = [build(shape, layout) for shape in shapes]
     return require_sound(programs, {"host": layout.cells * cell})
@@ -120,4 +122,11 @@ def worst_error(spec: GraphFile, laid: Laid, columns: Columns, folder: Path) -> 
 def plan_of(spec: GraphFile, laid: Laid, columns: Columns) -> Plan:
     """A plan of a program that was built by hand."""
     roomy = replace(spec.memory, budget_bytes=PROCESS_BYTES * 10, mode="cache")
-    return replace(planned(laid, roomy, Path("/")), columns=columns)
+    return replace(planned(laid, roomy, Path("/")), laid=laid, columns=columns)
+
+
+def grid_edges(side: int) -> Ints:
+    """Of nodes with four neighbours."""
+    at = np.arange(side * side).reshape(side, side)
+    pairs = (at[:, :-1], at[:, 1:]), (at[:-1], at[1:])
+    return np.hstack([np.stack([one.ravel(), other.ravel()]) for one, other in pairs])

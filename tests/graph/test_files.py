@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,62 @@ def test_the_same_edges_are_read_from_every_format(folder: Path) -> None:
         assert data.graph.columns.tolist() == [1, 0, 2, 1, 3, 2, 4, 3], name
     assert (data.classes, data.is_train.sum()) == (3, 2)
     assert not data.is_train[2]
+
+
+@pytest.mark.parametrize("form", ["columns", "lists"])
+def test_features_labels_and_what_is_learned_are_read_from_parquet_too(
+    form: str, folder: Path
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    np.save(folder / "train.npy", np.array([1, 3]))
+    features = np.load(folder / "features.npy")
+    columns = {
+        "columns": {f"f{n}": features[:, n] for n in range(3)},
+        "lists": {"f": arrow.FixedSizeListArray.from_arrays(features.ravel(), 3)},
+    }
+    tables = {
+        "features": columns[form],
+        "labels": {"label": np.load(folder / "labels.npy")},
+        "train": {"node": np.load(folder / "train.npy")},
+    }
+    for name, table in tables.items():
+        parquet.write_table(arrow.table(table), folder / f"{name}.parquet", row_group_size=2)
+    one, two = (
+        graph_data(GraphSource("edges.npy", **{n: f"{n}.{end}" for n in tables}), folder)  # type: ignore[arg-type]
+        for end in ("npy", "parquet")
+    )
+    every = np.arange(5)
+    assert np.array_equal(one.features.rows(every), two.features.rows(every))
+    assert one.labels.tolist() == two.labels.tolist()
+    assert one.is_train.tolist() == two.is_train.tolist()
+    again = pickle.loads(pickle.dumps(two.features))  # as it goes to another process
+    assert np.array_equal(again.rows(every), features)
+    assert len(list(folder.iterdir())) == 7  # what it was unpacked to has no name
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "said"),
+    [
+        ("features", {"a": ["x", "y", "z", "u", "v"]}, "holds string, not numbers"),
+        ("features", {"a": [[1.0], [2.0, 3.0], [1.0], [1.0], [1.0]]}, "no Parquet file of numbers"),
+        ("labels", {"a": [0, 1, None, 2, 0]}, "holds float64, not whole numbers"),
+        ("edges", {"a": [0, 1], "b": [0.5, 1]}, "first two columns are not whole numbers"),
+        ("features", None, "no Parquet file of numbers"),
+    ],
+)
+def test_a_parquet_file_that_is_wrong_is_named_with_what_is_wrong(
+    name: str, table: dict[str, Any] | None, said: str, folder: Path
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = folder / f"{name}.parquet"
+    if table is None:
+        path.write_bytes(b"PAR1 and no more")
+    else:
+        parquet.write_table(arrow.table(table), path)
+    with pytest.raises(SpecError, match=said) as error:
+        graph_data(GraphSource(**{**NAMES, name: path.name}), folder)
+    assert error.value.place == str(path)
+    assert error.value.fix
 
 
 def test_directed_edges_are_summed_where_they_end(folder: Path) -> None:

@@ -10,6 +10,7 @@ from graph_made import KINDS, drawn_graph, file_of, laid_out, tight
 from ratrain.errors import Infeasible
 from ratrain.graph.program import (
     MODES,
+    ONE_SUM,
     WRITE_LANE,
     GraphProgram,
     Layout,
@@ -22,10 +23,10 @@ from ratrain.program.uses import FREE
 from ratrain.program.verify import Rule
 
 
-def spilling(kind: str = "gcn") -> GraphProgram:
+def spilling(kind: str = "gcn", mode: str = "bypass") -> GraphProgram:
     """A program whose data leave memory and come back."""
     spec = file_of(kind)
-    return tight(laid_out(spec, drawn_graph(1), 5), "bypass", 1).program
+    return tight(laid_out(spec, drawn_graph(1), 5).in_mode(mode), mode, 1).program
 
 
 def without(program: GraphProgram, op: int) -> GraphProgram:
@@ -39,9 +40,10 @@ def test_an_eviction_without_its_write_reads_what_an_earlier_epoch_left() -> Non
     assert Rule.READ_BEFORE_WRITE in rules
 
 
+@pytest.mark.parametrize("mode", ["bypass", *ONE_SUM])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_op_of_a_program_is_needed(kind: str) -> None:
-    program = spilling(kind)
+def test_every_op_of_a_program_is_needed(kind: str, mode: str) -> None:
+    program = spilling(kind, mode)
     assert prove(Columns((program,))) == []
     for op in range(len(program.ops)):
         if program.ops[op].item.verb != "step":
@@ -77,7 +79,7 @@ def test_more_than_a_tier_holds_is_found() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_fewer_cells_than_an_op_needs_are_refused(mode: str) -> None:
-    laid = laid_out(file_of("gat"), drawn_graph(1), 5)
+    laid = laid_out(file_of("gat"), drawn_graph(1), 5).in_mode(mode)
     with pytest.raises(Infeasible, match="at once"):
         build(laid.shape, Layout(mode, 1, 2, cell_bytes_of(laid.shape)))
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from graph_made import KINDS, drawn_graph, file_of, laid_out, tight, worst_error
+from graph_made import KINDS, OF_SEVERAL, drawn_graph, file_of, laid_out, tight, worst_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.errors import PeerDown, ProgramError, SpecError
 from ratrain.graph.clock import Rates, clocked
 from ratrain.graph.links import Links, connected
-from ratrain.graph.plan import lay_out
-from ratrain.graph.program import MODES, RECEIVE_LANE, SEND_LANE
+from ratrain.graph.plan import lay_out, planned
+from ratrain.graph.program import ONE_SUM, RECEIVE_LANE, SEND_LANE
 from ratrain.graph.prove import Columns, prove
 from ratrain.graph.spec import GraphSource, MemoryKeys
 from ratrain.program.verify import Rule
@@ -40,7 +40,7 @@ def with_ops(columns: Columns, process: int, ops: list[int]) -> Columns:
 @pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", OF_SEVERAL)
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_several_processes_are_those_in_memory_in_every_epoch(
     kind: str, mode: str, processes: int, tmp_path: Path
@@ -55,7 +55,7 @@ def test_gradients_of_several_processes_are_those_in_memory_in_every_epoch(
 @given(
     seed=st.integers(0, 10**6),
     kind=st.sampled_from(KINDS),
-    mode=st.sampled_from(sorted(MODES)),
+    mode=st.sampled_from(OF_SEVERAL),
     parts=st.integers(2, 9),
     processes=st.integers(2, 4),
     group=st.integers(1, 3),
@@ -132,6 +132,14 @@ def test_more_processes_than_partitions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="4 processes divide 3 partitions") as error:
         lay_out(spec, tmp_path)
     assert error.value.place == "[memory] processes"
+
+
+@pytest.mark.parametrize("mode", ONE_SUM)
+def test_a_way_of_using_memory_that_is_for_one_process_is_refused_to_several(mode: str) -> None:
+    spec = file_of("gcn", memory={"processes": 2, "mode": mode})
+    with pytest.raises(SpecError, match=f"{mode} is for one process") as error:
+        planned(laid_out(spec, drawn_graph(1), 4), spec.memory, Path("/"))
+    assert error.value.place == "[memory] mode"
 
 
 def test_partitions_are_cut_for_every_process_where_none_are_asked_for(tmp_path: Path) -> None:

@@ -14,7 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ratrain.graph.plan import lay_out, planned
+from ratrain.graph.run import open_run
+from ratrain.graph.spec import read_graph_file
 from ratrain.graph.stopped import STOPPED_S
+from ratrain.graph.train import Training
 
 GRAPH = """
 [graph]
@@ -82,6 +86,31 @@ def test_a_run_killed_again_and_again_ends_with_the_very_same_weights(
     whole, killed = ([json.loads(row)["loss"] for row in m.open()] for m in metrics)
     assert killed == whole
     assert not list((tmp_path / "killed").glob("tier/*"))
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert "Trained 60 epochs" in page and "as planned" in page
+
+
+def test_an_epoch_is_in_the_metrics_before_its_checkpoint_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that was killed between both would miss it for ever."""
+    written(tmp_path, "gcn", 3)
+    spec = read_graph_file(tmp_path / "graph.toml")
+    plan = planned(lay_out(spec, tmp_path), spec.memory, tmp_path)
+    folder, known, real = tmp_path / "run", list[int](), Training.save
+
+    def save(training: Training, to: Path) -> Path:
+        known.append(len((folder / "metrics.jsonl").read_text().splitlines()))
+        return real(training, to)
+
+    monkeypatch.setattr(Training, "save", save)
+    run, close = open_run(spec, plan, tmp_path, folder)
+    try:
+        run.begin(resume=False)
+        assert len(list(run.epochs())) == 3
+    finally:
+        close()
+    assert known == [1, 2, 3]
 
 
 @pytest.mark.slow

@@ -37,10 +37,10 @@ def on_backend(spec: JobSpec, backend: str) -> JobSpec:
     return replace(spec, schedule=replace(spec.schedule, backend=backend))
 
 
-def with_disk(asked: JobSpec, bandwidth_bytes_per_s: float) -> JobSpec:
+def with_disk(asked: JobSpec, bandwidth_bytes_per_s: float, path: str | None = None) -> JobSpec:
     """The job on devices with a disk."""
     spec = asked.cluster.spec
-    disk = Tier("disk", 10**12, bandwidth_bytes_per_s, "test")
+    disk = Tier("disk", 10**12, bandwidth_bytes_per_s, "test", path)
     kinds = tuple(replace(kind, tiers=(*kind.tiers, disk)) for kind in spec.device)
     cluster: ClusterSpec = replace(spec, device=kinds)
     return replace(asked, cluster=replace(asked.cluster, spec=cluster))
@@ -89,6 +89,52 @@ def test_a_save_takes_twelve_bytes_of_each_owned_parameter_through_the_disk(
     taken_s = (ran.end_s - ran.start_s)[saves]
     params = np.array([block.params for block in blocks(spec.model.spec)])[table.unit[saves]]
     assert taken_s == pytest.approx(12 * params / owners / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "path", "schedule", "left"),
+    [
+        ("fp32", None, "ratrain", 4),  # weights are their own master, and stay
+        ("fp16", None, "ratrain", 0),
+        ("fp16", "/other", "ratrain", 12),  # maybe another file system
+        ("fp16", None, "megatron", 12),  # each holds what only one of them saves
+    ],
+)
+def test_a_save_does_not_write_what_lies_on_the_disk_as_the_checkpoint_takes_it(
+    dtype: str, path: str | None, schedule: str, left: int
+) -> None:
+    spec = with_disk(laid_out(LayoutSpec(1, 2), dtype=dtype, schedule=schedule), 1e6, path)
+    away = replace(spec.schedule, optimizer_tier="disk")
+    saving = replace(spec, schedule=away, checkpoint=CheckpointSpec(every=1))
+    case = case_of(saving)
+    table, work = case.program.table, case.costs.work[Kind.Save]
+    units = len(blocks(spec.model.spec))
+    params = np.array([block.params for block in blocks(spec.model.spec)])
+    owners = 2 if schedule == "ratrain" else 1
+    assert len(table.setup.members[0].units) == units
+    written = work.volume_bytes[:units]
+    assert written == pytest.approx(left * params / owners, rel=1e-3, abs=64)
+
+
+def test_devices_of_a_host_that_share_a_disk_have_even_parts_of_its_room_and_rate() -> None:
+    spec = with_disk(laid_out(LayoutSpec(1, 4)), 1e6)
+    cluster = spec.cluster.spec
+    (host,), (kind,) = cluster.host, cluster.device
+    rates: list[float] = []
+    for shared_by in ("device", "host"):
+        disk = replace(kind.tiers[-1], shared_by=shared_by)
+        whole = replace(kind, tiers=(*kind.tiers[:-1], disk))
+        hosts = (replace(host, devices=2, count=2),)
+        shared = replace(cluster, device=(whole,), host=hosts)
+        job = replace(spec, cluster=replace(spec.cluster, spec=shared))
+        away = replace(job, schedule=replace(job.schedule, optimizer_tier="disk"))
+        case = case_of(away)
+        work = case.costs.work[Kind.FetchOptimizer]
+        rates.append(float(case.costs.link_rate_bytes_per_s[int(work.link[0])]))
+        assert {
+            budget.size_bytes for budget in case.program.setup.budgets if budget.tier == "disk"
+        } == {10**12 // (2 if shared_by == "host" else 1)}
+    assert rates == [1e6, 5e5]
 
 
 def test_a_device_without_a_disk_saves_in_no_time() -> None:

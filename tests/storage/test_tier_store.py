@@ -72,6 +72,20 @@ def test_bytes_are_counted_in_whole_pages_with_the_block_behind(tmp_path: Path) 
         assert store.traffic.written_bytes == store.traffic.read_bytes == 7 * PAGE
 
 
+def test_a_part_of_a_state_is_read_without_the_rest(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store:
+        store.reserve({KEY: 9 * PAGE})
+        written, part = filled(9 * PAGE, 5), page_buffer(3 * PAGE)
+        store.write(KEY, written)
+        for begin in (0, 2 * PAGE, 6 * PAGE):
+            store.read(KEY, part, begin)
+            assert part == written[begin : begin + 3 * PAGE]
+        assert store.traffic.read_bytes == 3 * 4 * PAGE
+        os.truncate(store.path / KEY.name, 9 * PAGE)
+        with pytest.raises(StorageError, match="the file was cut"):
+            store.read(KEY, part, 0)
+
+
 def test_lanes_may_read_and_write_other_states_at_once(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         keys = [Key("optimizer", str(number)) for number in range(6)]

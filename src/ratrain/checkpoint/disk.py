@@ -69,3 +69,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder, and those above it that are missing, to last through a loss of power."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)

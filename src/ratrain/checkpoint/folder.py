@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ratrain.checkpoint.disk import free_bytes, sync_folder, told, write_at
+from ratrain.checkpoint.disk import free_bytes, make_folder, sync_folder, told, write_at
 from ratrain.checkpoint.manifest import NAME, Manifest, Meta, RankRecord, faults, render
 from ratrain.errors import CheckpointError
 from ratrain.objects.remote import Location, Remote, remote_of
@@ -113,7 +113,7 @@ def begin(run: Path, step: int) -> Path:
     partial = partial_path(run, step)
     folder = partial.parent
     with told(folder, "making a checkpoint folder"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for leftover in leftovers(folder):
             discard(leftover)
         partial.mkdir()

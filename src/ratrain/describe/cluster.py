@@ -286,8 +286,12 @@ class ClusterSpec:
         return replace(self, host=hosts)
 
     def kind(self, name: str) -> DeviceKind:
-        """The device kind of that name."""
-        return next(kind for kind in self.device if kind.name == name)
+        """The device kind of that name, with its part of what the devices of a host share: of the
+        hosts that have most of them."""
+        kind = next(kind for kind in self.device if kind.name == name)
+        beside = max((host.devices for host in self.host if host.device == name), default=1)
+        tiers = tuple(tier.part_of(beside) for tier in kind.tiers)
+        return kind if tiers == kind.tiers else replace(kind, tiers=tiers)
 
     @property
     def size(self) -> int | None:

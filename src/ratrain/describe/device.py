@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from ratrain.describe.amounts import (
@@ -37,6 +37,16 @@ class Tier:
     source: str = NOT_STATED  # where the figures come from
     # of the tier "disk": the folder for files of it; left out: the run's own
     path: FileName | None = None
+    # "host": all devices of a host have it together, and each counts on an even part
+    shared_by: Literal["device", "host"] = "device"
+
+    def part_of(self, devices: int) -> Tier:
+        """What a device has of it, on a host of so many."""
+        if self.shared_by == "device" or devices == 1:
+            return self
+        capacity = self.capacity_bytes // devices
+        rate = self.bandwidth_bytes_per_s / devices
+        return replace(self, capacity_bytes=capacity, bandwidth_bytes_per_s=rate)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ratrain.graph.program import COMPUTE_LANE, LANES, SEND_LANE, Op
 from ratrain.graph.prove import Columns
-from ratrain.graph.trace import ADD, ADD_B, BACKWARD, FORWARD, OPEN, OPEN_B, SUM, Shape
+from ratrain.graph.trace import ADD, ADD_B, BACKWARD, FORWARD, OPEN, OPEN_B, PACKED, SUM, Shape
 from ratrain.program.graph import Pairs
 from ratrain.simulate.costs import NO_LINK, OpCosts
 from ratrain.simulate.engine import Nodes, Run, run_nodes
@@ -103,4 +103,5 @@ def _computing_s(shape: Shape, op: Op, rates: Rates) -> float:
     # and writes its output, bias and ReLU read and write that; back, both gradients read theirs.
     forward, back = unit.width_in + 5 * unit.width, 5 * unit.width_in + 2 * unit.width
     passed = rows * (back if item.verb == BACKWARD else forward) * shape.element_bytes
+    passed += sum(2 * shape.size_bytes(datum) for datum in item.makes if datum.to == PACKED)
     return flops / rates.product_flops + passed / rates.row_bytes_per_s

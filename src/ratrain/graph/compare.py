@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from ratrain.errors import Infeasible
 from ratrain.graph.network import Parameters
@@ -94,5 +95,5 @@ def _epoch(
     return error, epoch.loss, loss, epoch.time_s, took_s, *moved
 
 
-ALL: tuple[Mode, ...] = ("cache", "lru", "bypass", "regather")
+ALL: tuple[Mode, ...] = tuple(mode for mode in get_args(Mode) if mode != "auto")
 assert set(ALL) == set(MODES)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from ratrain.graph.links import ALONE, Links
@@ -24,7 +25,18 @@ from ratrain.graph.program import (
 )
 from ratrain.graph.prove import Columns
 from ratrain.graph.share import Boundary
-from ratrain.graph.trace import SUM, Datum
+from ratrain.graph.trace import (
+    ACTIVATION,
+    ADD,
+    GRADIENT,
+    OPEN,
+    PACKED,
+    SNAPSHOT,
+    SUM,
+    WHOLE,
+    Datum,
+    Item,
+)
 from ratrain.program.uses import FREE
 from ratrain.storage import Key, TierStore, in_pages, page_buffer
 from ratrain.timeline.timeline import Span, Timeline
@@ -35,8 +47,9 @@ PIECE_BYTES = 1 << 20
 
 
 def key_of(datum: Datum) -> Key:
-    """Its name in the store."""
-    return Key(datum.family, f"{datum.unit}-{datum.part}")
+    """The name of its file in the store."""
+    end = "-packed" if datum.to != WHOLE else ""
+    return Key(datum.family, f"{datum.unit}-{datum.part}{end}")
 
 
 @dataclass
@@ -75,7 +88,7 @@ class Lanes:
 
 class Executor:
     """Runs epochs of one process's program, one after the other. `boundary`: the rows that others
-    need of its partitions."""
+    need of its partitions; `needed`: those that its partitions need of each other."""
 
     def __init__(
         self,
@@ -85,9 +98,10 @@ class Executor:
         dtype: torch.dtype,
         boundary: Boundary,
         links: Links = ALONE,
+        needed: tuple[Boundary, Boundary] | None = None,
     ) -> None:
         self._program, self._network, self._store, self._dtype = program, network, store, dtype
-        self._boundary, self._links = boundary, links
+        self._boundary, self._links, self._needed = boundary, links, needed
         layout = program.layout
         self.buffers = Buffers(layout.cells * layout.cell_bytes)
         shape = program.shape
@@ -189,7 +203,7 @@ class Executor:
         datum = op.datum
         assert datum is not None
         if op.lane == READ_LANE:
-            self._store.read(key_of(datum), self._take(datum))
+            self._store.read(key_of(datum), self._take(datum), self._begin(datum))
         elif op.lane == WRITE_LANE:
             self._store.write(key_of(datum), self._held[datum])
         elif op.lane == RECEIVE_LANE:
@@ -212,9 +226,48 @@ class Executor:
         if item.part < 0:
             return  # the optimizer's step is its caller's
         for datum in self._made[number]:
-            self._take(datum)
-        rows = {datum: self._rows(datum) for datum in (*item.reads, *item.makes)}
+            if datum not in self._held:
+                self._take(datum)
+        used = (datum for datum in (*item.reads, *item.makes) if datum.to != PACKED)
+        rows = {datum: self._rows(datum) for datum in used}
         self._network.run(item, rows, self._sum(item.slot, item.unit, item.part, item.verb))
+        for datum in item.makes:
+            if datum.to == PACKED:
+                self._pack(datum, rows[datum._replace(to=WHOLE)])
+            elif datum.family == SNAPSHOT and item.reads:
+                self._snap(item, rows[datum], rows[item.reads[0]])
+
+    def _pack(self, datum: Datum, rows: torch.Tensor) -> None:
+        """Copies the rows that others sum, for each of them from a page on."""
+        for to, at, _ in self._program.shape.segments(datum):
+            places = self._needed_rows(datum.family)[datum.part, to]
+            count = len(places) * rows.shape[1]
+            room = torch.frombuffer(self._held[datum], dtype=self._dtype, count=count, offset=at)
+            out = room.view(len(places), -1).numpy()
+            np.take(rows.numpy(), places, axis=0, out=out, mode="clip")
+
+    def _snap(self, item: Item, snapshot: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copies what an op reads: the partition's own rows, or those that it sums of another."""
+        own = int(self._program.shape.sizes[item.part])
+        if item.verb == OPEN:
+            snapshot[:own] = rows
+        elif item.verb == ADD and item.source != item.part:
+            needs = self._program.shape.needs
+            assert needs is not None
+            begin = own + int(needs.forward[: item.source, item.part].sum())
+            places = self._needed_rows(ACTIVATION)[item.source, item.part]
+            out = snapshot[begin : begin + len(places)].numpy()
+            np.take(rows.numpy(), places, axis=0, out=out, mode="clip")
+
+    def _needed_rows(self, family: str) -> Boundary:
+        assert self._needed is not None
+        return self._needed[family == GRADIENT]
+
+    def _begin(self, datum: Datum) -> int:
+        """Where in its file a datum begins."""
+        if datum.to == WHOLE:
+            return 0
+        return next(at for to, at, _ in self._program.shape.segments(datum) if to == datum.to)
 
     def _sum_up(self) -> None:
         """Adds up the processes' gradients of weights, in their order: the same bits in each."""
@@ -225,13 +278,15 @@ class Executor:
         self._network.set_gradients(total)
 
     def _take(self, datum: Datum) -> memoryview:
-        with self._lock:
-            buffer = self._held[datum] = self.buffers.take(self._program.shape.size_bytes(datum))
-        return buffer
+        layout, size = self._program.layout, self._program.shape.size_bytes(datum)
+        with self._lock:  # by cells, so that what comes next can have it whatever its length
+            length = layout.cells_of(size) * layout.cell_bytes
+            buffer = self._held[datum] = self.buffers.take(length)
+        return buffer[: in_pages(size)]
 
     def _rows(self, datum: Datum) -> torch.Tensor:
         shape = self._program.shape
-        columns, count = shape.columns(datum.family, datum.unit), shape.rows(datum.part)
+        columns, count = shape.columns(datum.family, datum.unit), shape.count(datum)
         flat = torch.frombuffer(self._held[datum], dtype=self._dtype, count=count * columns)
         return flat.view(count, columns)
 

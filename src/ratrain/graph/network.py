@@ -95,7 +95,7 @@ class Network:
         """One op. `rows`: what it reads and makes; `sums`: its sum's rows."""
         unit = self.units[item.unit - 1]
         read = [rows[datum] for datum in item.reads]
-        made = {datum.family: rows[datum] for datum in item.makes}
+        made = {datum.family: rows[datum] for datum in item.makes if datum in rows}
         if item.verb in (OPEN, OPEN_B):
             assert sums is not None
             _open(unit, item.verb, sums, read)
@@ -172,7 +172,8 @@ class Network:
     # ---- backward -----------------------------------------------------------------------
 
     def _backward(self, item: Item, u: Unit, sums: torch.Tensor | None, rows: Rows) -> None:
-        below, gradient = rows[item.reads[0]], None
+        own = self.bounds[item.part + 1] - self.bounds[item.part]
+        below, gradient = rows[item.reads[0]][:own], None  # a snapshot goes on with others' rows
         if u.reads_own_gradient:
             gradient = rows[item.reads[1]]
         if u.attends:

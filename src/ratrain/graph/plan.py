@@ -4,7 +4,7 @@ built as a program; the one that moves the fewest bytes through the disk is prov
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,8 @@ from ratrain.graph.csr import Csr, Ints, Matrix, aggregation, renumbered
 from ratrain.graph.partition import Partition, expansion, partitioned
 from ratrain.graph.program import (
     MODES,
+    NEEDED,
+    ONE_SUM,
     GraphProgram,
     Layout,
     build,
@@ -27,9 +29,9 @@ from ratrain.graph.program import (
 )
 from ratrain.graph.prove import Columns, held_bytes, require_sound
 from ratrain.graph.read import GraphData, graph_data
-from ratrain.graph.share import Division, divided
+from ratrain.graph.share import Boundary, Division, by_needed_rows, divided, needed_rows
 from ratrain.graph.spec import GraphFile, MemoryKeys
-from ratrain.graph.trace import Shape
+from ratrain.graph.trace import Needs, Shape
 from ratrain.graph.units import Unit, units_of
 
 PROCESS_BYTES = 275_000_000
@@ -59,6 +61,37 @@ class Laid:
     expansion: float
     nodes: int
     edges: int
+    needed: tuple[Boundary, Boundary] | None = None  # forward, backward: as `needed_rows` has it
+
+    def in_mode(self, mode: str) -> Laid:
+        """With what a way of using memory has besides: the rows that partitions sum of others."""
+        if mode not in NEEDED or self.needed is not None:
+            return self
+        forward, backward = self.needed_rows
+        shape = replace(
+            self.shape,
+            needs=Needs(*(_counts(rows, self.shape.parts) for rows in (forward, backward))),
+            snapshots=mode == "snapshots",
+        )
+        lists_bytes = sum(places.nbytes for places in forward.values())
+        if backward is not forward:
+            lists_bytes += sum(places.nbytes for places in backward.values())
+        topology = tuple(each + lists_bytes for each in self.topology_bytes)
+        return replace(self, shape=shape, topology_bytes=topology, needed=(forward, backward))
+
+    def _by_needed_rows(self) -> Laid:
+        assert self.needed is not None
+        forward = by_needed_rows(self.forward, self.needed[0])
+        symmetric = self.backward is self.forward
+        backward = forward if symmetric else by_needed_rows(self.backward, self.needed[1])
+        return replace(self, forward=forward, backward=backward)
+
+    @cached_property
+    def needed_rows(self) -> tuple[Boundary, Boundary]:
+        forward = needed_rows(self.forward, self.shape.sizes)
+        if self.backward is self.forward:
+            return forward, forward
+        return forward, needed_rows(self.backward, self.shape.sizes)
 
     @property
     def standing_bytes(self) -> int:
@@ -67,9 +100,10 @@ class Laid:
         return PROCESS_BYTES + max(self.topology_bytes) + ROW_BYTES * self.nodes
 
     def of(self, process: int) -> Laid:
-        """What one of several processes has of it."""
+        """What one of several processes has of it, or the only one: where rows are packed, blocks
+        have columns by their place among those."""
         if self.division.processes == 1:
-            return self
+            return self._by_needed_rows() if self.shape.packs else self
         forward, backward = self.division.blocks_of(self.forward, process), self.backward
         backward = (
             forward
@@ -268,6 +302,13 @@ def _topology_bytes(division: Division, forward: Blocks, backward: Blocks) -> tu
     return tuple(sizes)
 
 
+def _counts(rows: Boundary, parts: int) -> Ints:
+    counts = np.zeros((parts, parts), dtype=np.int64)
+    for at, places in rows.items():
+        counts[at] = len(places)
+    return counts
+
+
 def _entries(blocks: Blocks, parts: int) -> Ints:
     entries = np.zeros((parts, parts), dtype=np.int64)
     for at, block in blocks.items():
@@ -280,8 +321,10 @@ def planned(laid: Laid, memory: MemoryKeys, disk: Path) -> Plan:
     disk_rates = memory.disk_read_bytes_per_s, memory.disk_write_bytes_per_s
     rates = Rates(*disk_rates, memory.exchange_bytes_per_s)
     tried: list[tuple[Candidate, list[GraphProgram]]] = []
-    for layout in _layouts(laid, memory):
-        shapes = [laid.shape.of(process) for process in range(laid.shape.processes)]
+    laid_in = {mode: laid.in_mode(mode) for mode in _modes(laid, memory)}
+    for layout in _layouts(laid_in, memory):
+        shape = laid_in[layout.mode].shape
+        shapes = [shape.of(process) for process in range(shape.processes)]
         try:
             programs = [build(shape, layout) for shape in shapes]
         except Infeasible as error:
@@ -292,11 +335,12 @@ def planned(laid: Laid, memory: MemoryKeys, disk: Path) -> Plan:
         tried.append((Candidate(layout, read, written), programs))
     fitting = [(candidate, programs) for candidate, programs in tried if programs]
     if not fitting:
-        raise _too_small(laid, memory, tried[-1][0] if tried else None)
+        raise _too_small(laid, memory, tried[0][0] if tried else None)
     best = min(fitting, key=lambda each: (each[0].moved_s(rates), each[0].layout.group))
     free = shutil.disk_usage(_existing(disk)).free
     cells = best[0].layout.cells * best[0].layout.cell_bytes
     columns = require_sound(best[1], {"host": cells})
+    laid = laid_in[best[0].layout.mode]
     plan = Plan(laid, columns, tuple(c for c, _ in tried), memory.budget_bytes, rates)
     if plan.disk_bytes > free:
         raise Infeasible(
@@ -307,22 +351,31 @@ def planned(laid: Laid, memory: MemoryKeys, disk: Path) -> Plan:
     return plan
 
 
-def _layouts(laid: Laid, memory: MemoryKeys) -> Iterator[Layout]:
+def _modes(laid: Laid, memory: MemoryKeys) -> list[str]:
+    """Those that are tried."""
+    several = laid.shape.processes > 1
+    if several and memory.mode in ONE_SUM:
+        raise SpecError(
+            f"{memory.mode} is for one process, and {laid.shape.processes} divide the partitions",
+            place="[memory] mode",
+            fix="leave it out, or `processes`",
+        )
+    if memory.mode != "auto":
+        return [memory.mode]
+    return ["cache", "bypass", *(["packed"] if not several and laid.shape.parts > 1 else [])]
+
+
+def _layouts(laid_in: Mapping[str, Laid], memory: MemoryKeys) -> Iterator[Layout]:
     """Groups by doubling, as far as the budget reaches, in every mode asked for."""
-    modes = ["cache", "bypass"] if memory.mode == "auto" else [memory.mode]
-    cell_bytes = cell_bytes_of(laid.shape)
-    most = _useful_cells(laid.shape, cell_bytes)
-    most_parts = max(map(len, map(laid.shape.parts_of, range(laid.shape.processes))))
-    group = 1
-    while True:
-        left = memory.budget_bytes - laid.standing_bytes - laid.working_bytes(group)
-        if left < cell_bytes:
-            return
-        for mode in modes:
-            yield Layout(mode, group, min(left // cell_bytes, most), cell_bytes)
-        if group >= most_parts:
-            return
-        group = min(group * 2, most_parts)
+    for mode, laid in laid_in.items():
+        cell_bytes = cell_bytes_of(laid.shape)
+        most = _useful_cells(laid.shape, cell_bytes)
+        most_parts = max(map(len, map(laid.shape.parts_of, range(laid.shape.processes))))
+        groups = (1 << power for power in range((most_parts - 1).bit_length()))
+        for group in (1,) if mode in ONE_SUM else (*groups, most_parts):
+            left = memory.budget_bytes - laid.standing_bytes - laid.working_bytes(group)
+            if left >= cell_bytes:
+                yield Layout(mode, group, min(left // cell_bytes, most), cell_bytes)
 
 
 def _useful_cells(shape: Shape, cell_bytes: int) -> int:

@@ -10,7 +10,9 @@ it takes are free, however far ahead that is. `columns.py` proves it and puts it
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from ratrain.errors import Infeasible
 from ratrain.graph.cells import NEVER, Cells, NextUses
@@ -22,8 +24,10 @@ from ratrain.graph.trace import (
     FORWARD,
     OPEN,
     OPEN_B,
+    PACKED,
     RECEIVE,
     SEND,
+    SNAPSHOT,
     STEP,
     SUM,
     Datum,
@@ -42,8 +46,15 @@ MODES = {
     "lru": "what is made stays, and the longest unused leaves",
     "bypass": "what is made goes straight to disk; what is read stays",
     "regather": "nothing stays from one source to the next",
+    "packed": "as cache, and each partition's file holds what others sum, apart for each",
+    "snapshots": "as bypass, and all rows that a sum was made of wait for its backward (HongTu)",
+    "grinnder": "what a sum needs is there at once; the longest unused leaves (GriNNder)",
 }
 """How memory is used between the ops that need it."""
+NEEDED = ("packed", "snapshots")
+"""Those for which it counts which rows partitions sum of each other."""
+ONE_SUM = (*NEEDED, "grinnder")
+"""Those of one process with one open sum: a snapshot fills without others between."""
 MOST_CELLS = 16
 """Of the widest datum."""
 
@@ -97,6 +108,9 @@ class Layout:
     cells: int
     cell_bytes: int
 
+    def cells_of(self, size_bytes: int) -> int:
+        return -(-size_bytes // self.cell_bytes)
+
 
 @dataclass(frozen=True)
 class GraphProgram:
@@ -125,7 +139,7 @@ class GraphProgram:
     @property
     def features(self) -> list[Datum]:
         """Those that the epoch reads."""
-        read = {datum for item in self.items for datum in item.reads if datum.unit == 0}
+        read = {datum.file for item in self.items for datum in item.reads if datum.unit == 0}
         return sorted(read)
 
     @property
@@ -156,8 +170,18 @@ def cell_bytes_of(shape: Shape) -> int:
 
 def build(shape: Shape, layout: Layout) -> GraphProgram:
     """The program of an epoch, or `Infeasible` where one op's data do not fit in the cells."""
-    items = epoch(shape, layout.group)
+    assert layout.group == 1 or layout.mode not in ONE_SUM, layout
+    items = epoch(shape, layout.group, turns=layout.mode != "grinnder")
     return _Builder(shape, layout, items).program()
+
+
+def _holds_layers(shape: Shape, layout: Layout) -> bool:
+    """Whether GriNNder would keep a layer's activations beside the next one's and two of gradients;
+    else what it makes goes to the disk."""
+    rows_bytes, units = int(shape.sizes.sum()) * shape.element_bytes, shape.units
+    activations = max(units[0].width_in, *(u.width_out for u in units)) * rows_bytes
+    gradients = max(u.gradient for u in units) * rows_bytes
+    return layout.cells * layout.cell_bytes >= activations + 2 * gradients
 
 
 class _Builder:
@@ -166,7 +190,10 @@ class _Builder:
     def __init__(self, shape: Shape, layout: Layout, items: list[Item]) -> None:
         self._shape, self._layout, self._items = shape, layout, items
         self._next = NextUses(items)
-        self._cells = Cells(layout.cells, recent=layout.mode == "lru")
+        self._cells = Cells(layout.cells, recent=layout.mode in ("lru", "grinnder"))
+        self._leaves_at_once = layout.mode in ("bypass", "regather", "snapshots") or (
+            layout.mode == "grinnder" and not _holds_layers(shape, layout)
+        )
         self._numbers: dict[str, int] = {}
         self._states: list[State] = []
         self._version: dict[int, int] = defaultdict(int)
@@ -175,6 +202,7 @@ class _Builder:
         self._spill: dict[Datum, Op] = {}  # its write, which counts if it is read back
         self._spilled: set[Datum] = set()
         self._previous: tuple[Datum, ...] = ()
+        self._together: tuple[Datum, ...] = ()  # what the sum under way needs
 
     def program(self) -> GraphProgram:
         for at, item in enumerate(self._items):
@@ -203,7 +231,9 @@ class _Builder:
     def _take(self, at: int, item: Item) -> None:
         """Puts an item on its lane, after the reads that it needs."""
         op = self._op(item)
-        kept = (*item.reads, *item.makes)
+        if item.verb in (OPEN, OPEN_B) and self._layout.mode == "grinnder":
+            self._together = self._needed(at)
+        kept = (*item.reads, *item.makes, *(self._together if item.source >= 0 else ()))
         for datum in item.reads:
             if datum not in self._cells.held:
                 self._fetch(at, item, datum, kept)
@@ -213,15 +243,23 @@ class _Builder:
             op.uses.append((READ, host, self._version[host]))
             self._last_op[datum] = op
         for datum in item.makes:
-            self._make(at, op, datum, kept)
+            if datum not in self._cells.held:
+                self._make(at, op, datum, kept)
+            if datum.family == SNAPSHOT:
+                self._fill(op, datum)
         self._work(op, item)
         for datum in item.reads:
             self._settle(at, datum)
-        if self._layout.mode in ("bypass", "regather"):
-            for datum in item.makes:
-                if not self._is_sent_next(datum, at):
-                    self._free(datum)
+        for datum in item.makes:
+            leaves = self._leaves_at_once and item.verb in (FORWARD, BACKWARD, RECEIVE)
+            if (leaves or datum.to == PACKED) and not self._is_sent_next(datum, at):
+                self._free(datum)
         self._previous = item.reads
+
+    def _needed(self, at: int) -> tuple[Datum, ...]:
+        """By the sum that an item opens."""
+        adds = takewhile(lambda item: item.source >= 0, self._items[at + 1 :])
+        return tuple(datum for item in adds for datum in item.reads)
 
     def _is_sent_next(self, datum: Datum, at: int) -> bool:
         use = self._next.after(datum, at)
@@ -243,9 +281,9 @@ class _Builder:
         op = Op(READ_LANE, Item(FETCH, *item[1:]), size_bytes=size, datum=datum)
         self._room(datum, kept)
         self._lanes[READ_LANE].append(op)
-        if datum in self._spill:
-            self._spilled.add(datum)
-        disk = self._disk(datum)
+        if datum.file in self._spill:
+            self._spilled.add(datum.file)
+        disk = self._disk(datum.file)
         op.uses.append((READ, disk, self._version[disk]))
         self._claim(op, datum)
 
@@ -262,6 +300,14 @@ class _Builder:
         self._last_op[datum] = op
         self._cells.used(datum, at, self._next.after(datum, at))
 
+    def _fill(self, op: Op, datum: Datum) -> None:
+        """One of the ops that make a snapshot together: its write waits for the last."""
+        filling = self._state(f"{datum.name} filling", "", 0, given=False)
+        if self._version[filling]:
+            self._read(op, filling)
+        self._write(op, filling)
+        self._spill[datum].uses[2:] = [(READ, filling, self._version[filling])]
+
     def _room(self, datum: Datum, kept: tuple[Datum, ...]) -> None:
         """Makes room for a datum. What the item before used stays if anything else can leave: so
         the read need not wait for that item."""
@@ -270,7 +316,15 @@ class _Builder:
             leaver = self._cells.leaver((*kept, *self._previous)) or self._cells.leaver(kept)
             if leaver is None:
                 raise self._too_small(kept)
-            self._free(leaver)
+            for each in self._with(leaver, kept):
+                self._free(each)
+
+    def _with(self, leaver: Datum, kept: tuple[Datum, ...]) -> Iterator[Datum]:
+        """Who leaves with a datum: where GriNNder holds layers, all of its layer."""
+        layers = self._layout.mode == "grinnder" and not self._leaves_at_once
+        for datum in [*self._cells.held] if layers else [leaver]:
+            if datum[:2] == leaver[:2] and datum not in kept:
+                yield datum
 
     def _too_small(self, kept: tuple[Datum, ...]) -> Infeasible:
         needed = sum(self._count(datum) for datum in kept) * self._layout.cell_bytes
@@ -304,7 +358,7 @@ class _Builder:
             op.uses.append((FREE, number, self._version[number]))
 
     def _count(self, datum: Datum) -> int:
-        return -(-self._shape.size_bytes(datum) // self._layout.cell_bytes)
+        return self._layout.cells_of(self._shape.size_bytes(datum))
 
     # ---- sums and weights ---------------------------------------------------------------
 

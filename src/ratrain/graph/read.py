@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ratrain.errors import SpecError
 from ratrain.graph.csr import Csr, Floats, Ints, csr_of
 from ratrain.graph.generate import DrawnFeatures, planted, rmat
+from ratrain.graph.parquet import parquet_array, parquet_on_disk
 from ratrain.graph.spec import GraphSource
 from ratrain.readers.arrays import map_array
 from ratrain.readers.files import read_text
@@ -60,7 +61,20 @@ class MappedFeatures:
 
 def mapped_features(path: Path) -> MappedFeatures:
     """The features of a file."""
+    if path.suffix == ".parquet":
+        return MappedFeatures(parquet_on_disk(path), path)
     return MappedFeatures(map_array(path, "numbers", 2), path)
+
+
+def _column(path: Path, kind: str) -> npt.NDArray[Any]:
+    """The array of a file, or the first column of a table."""
+    if path.suffix != ".parquet":
+        return map_array(path, kind, 1)
+    array = parquet_array(path, 1)[:, 0]
+    if array.dtype.kind not in "biu":
+        what = f"its first column holds {array.dtype}, not {kind}"
+        raise SpecError(what, place=str(path), fix=f"save {kind}, and none missing")
+    return array
 
 
 @dataclass(frozen=True)
@@ -98,7 +112,7 @@ def graph_data(spec: GraphSource, folder: Path) -> GraphData:
 
 
 def _labels(path: Path, nodes: int) -> Ints:
-    labels = np.asarray(map_array(path, "whole numbers", 1), dtype=np.int64)
+    labels = np.asarray(_column(path, "whole numbers"), dtype=np.int64)
     if len(labels) != nodes:
         raise SpecError(
             f"has {len(labels):,} labels for {nodes:,} nodes",
@@ -122,7 +136,7 @@ def _learned(spec: GraphSource, folder: Path, labels: Ints) -> npt.NDArray[np.bo
         is_train[drawn] = True
         return is_train
     path = folder / spec.train
-    ids = np.asarray(map_array(path, "whole numbers or true and false", 1))
+    ids = np.asarray(_column(path, "whole numbers or true and false"))
     if ids.dtype.kind == "b":
         if len(ids) != len(labels):
             what = f"has {len(ids):,} values for {len(labels):,} nodes"
@@ -169,23 +183,11 @@ def _pairs(path: Path) -> Ints:
 
 
 def _parquet_pairs(path: Path) -> Ints:
-    from importlib import import_module
-
-    parquet: Any = import_module("pyarrow.parquet")
-    arrow: Any = import_module("pyarrow")
-    try:
-        table = parquet.read_table(path)
-    except OSError as error:
-        what = f"cannot be read: {str(error)[:200]}"
-        raise SpecError(what, place=str(path), fix="give a Parquet file that exists") from None
-    except arrow.ArrowException as error:
-        what = f"is no Parquet file: {str(error)[:200]}"
-        raise SpecError(what, place=str(path), fix="write it again") from None
-    columns = [column.to_numpy() for column in table.columns[:2]]
-    if len(columns) < 2 or any(column.dtype.kind not in "iu" for column in columns):
+    pairs = parquet_array(path, 2)
+    if pairs.dtype.kind not in "iu" or pairs.shape[1] < 2:
         what = "its first two columns are not whole numbers"
         raise SpecError(what, place=str(path), fix="put source and target first")
-    return np.stack([column.astype(np.int64) for column in columns])
+    return np.ascontiguousarray(pairs[:, :2].T, dtype=np.int64)
 
 
 def _text_pairs(text: str, file: str) -> Ints:

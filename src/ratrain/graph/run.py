@@ -91,10 +91,12 @@ class Run:
                 epoch = self._training.epoch(progress())
                 due = epoch.number % self._spec.train.checkpoint_every == 0
                 self._metrics.append({"epoch": epoch.number, **asdict(epoch)})
+                lines = (json.dumps(row) for row in self._metrics)
+                # First: of a run that is killed between both, a row too many is dropped when it
+                # resumes, and one too few would be missing for ever.
+                write_whole(self._folder / METRICS, "\n".join(lines) + "\n")
                 if due or epoch.number == last or self.asked_to_stop:
                     self._training.save(self._folder)
-                lines = (json.dumps(row) for row in self._metrics)
-                write_whole(self._folder / METRICS, "\n".join(lines) + "\n")
                 self.done.append(epoch)
                 yield epoch
 

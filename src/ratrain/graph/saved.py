@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ratrain.checkpoint.disk import told
+from ratrain.checkpoint.disk import make_folder, sync_folder, told
 from ratrain.errors import CannotResume
 from ratrain.graph.network import Parameters
 from ratrain.graph.optimize import Optimizer
@@ -56,17 +56,13 @@ def save(folder: Path, saved: Saved, keep: int) -> Path:
     path = folder / f"epoch-{saved.epoch:09}-{digest}.safetensors"
     partial = folder / "partial"
     with told(folder, "saving"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with partial.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(folder)
         for old in [p for p in listed(folder) if p != path][keep - 1 :]:
             old.unlink(missing_ok=True)
     return path

@@ -1,4 +1,5 @@
-"""Partitions divided among processes: who has which, and which rows of a partition others need."""
+"""Partitions divided among processes: who has which; and which rows of a partition other processes,
+or other partitions, need."""
 
 from __future__ import annotations
 
@@ -48,6 +49,25 @@ class Division:
             for (part, to), places in self.boundary.items()
             if process in (to, self.owner[part])
         )
+
+
+def needed_rows(blocks: Blocks, sizes: Ints) -> Boundary:
+    """By (partition, partition that sums it): the places of the rows that another one sums."""
+    rows: dict[tuple[int, int], Ints32] = {}
+    for (part, source), block in blocks.items():
+        if part != source:
+            is_needed = np.zeros(sizes[source], dtype=bool)
+            is_needed[block.columns] = True
+            rows[source, part] = np.flatnonzero(is_needed).astype(np.int32)
+    return rows
+
+
+def by_needed_rows(blocks: Blocks, needed: Boundary) -> Blocks:
+    """The blocks with columns by their place among the rows needed of another partition."""
+    return {
+        (part, source): _within(block, needed[source, part]) if part != source else block
+        for (part, source), block in blocks.items()
+    }
 
 
 def divided(weights: Ints, processes: int, forward: Blocks, backward: Blocks) -> Division:

@@ -27,7 +27,7 @@ Parts = Annotated[int, Rule(low=0, high=4096)]
 UnitLayers = Annotated[int, Rule(low=1, high=64)]
 Classes = Annotated[int, Rule(low=2, high=1 << 20)]
 Heads = Annotated[int, Rule(low=1, high=64)]
-Mode = Literal["auto", "cache", "lru", "bypass", "regather"]
+Mode = Literal["auto", "cache", "lru", "bypass", "regather", "packed", "snapshots", "grinnder"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class GraphSource:
 
     edges: FileName | None = None  # .npy (2 rows, or rows of two), .parquet, or text: a pair a line
     directed: bool = False  # edges go from the first node to the second alone
-    features: FileName | None = None  # .npy, a row a node, of real numbers
-    labels: FileName | None = None  # .npy, a class a node; below 0: none
-    train: FileName | None = None  # .npy, ids of the nodes whose labels are learned; else drawn
+    features: FileName | None = None  # .npy or .parquet, a row a node, of real numbers
+    labels: FileName | None = None  # the same, a class a node; below 0: none
+    train: FileName | None = None  # the same, ids of nodes whose labels are learned; else drawn
     train_part: Part = 0.6  # of the labelled nodes, where `train` names none
     generate: Literal["planted", "rmat"] | None = None  # communities; or a Kronecker graph
     nodes: Nodes = 10_000  # of a generated graph; rmat rounds up to a power of two

@@ -19,8 +19,10 @@ import numpy as np
 
 from ratrain.graph.csr import Ints
 from ratrain.graph.units import Unit
+from ratrain.storage import in_pages
 
-ACTIVATION, GRADIENT, KEPT = "activation", "gradient", "kept"
+ACTIVATION, GRADIENT, KEPT, SNAPSHOT = "activation", "gradient", "kept", "snapshot"
+WHOLE, PACKED = -1, -2
 SEND, RECEIVE, SUM = "send", "receive", "sum"
 OPEN, ADD, FORWARD, OPEN_B, ADD_B, BACKWARD, STEP = (
     "open",
@@ -34,16 +36,24 @@ OPEN, ADD, FORWARD, OPEN_B, ADD_B, BACKWARD, STEP = (
 
 
 class Datum(NamedTuple):
-    """Rows of one partition: activations of a unit (0: the features), their gradients, or what
-    attention keeps."""
+    """Rows of one partition: activations of a unit (0: the features), their gradients, what
+    attention keeps, or a snapshot of all rows that a sum was made of. `to`: the rows that this
+    partition sums; PACKED: those of all other partitions, one behind the other."""
 
     family: str
     unit: int
     part: int
+    to: int = WHOLE
 
     @property
     def name(self) -> str:
-        return f"{self.family}.{self.unit}.{self.part}"
+        end = {WHOLE: "", PACKED: ".packed"}.get(self.to, f".{self.to}")
+        return f"{self.family}.{self.unit}.{self.part}{end}"
+
+    @property
+    def file(self) -> Datum:
+        """That in whose file it lies."""
+        return self if self.to == WHOLE else self._replace(to=PACKED)
 
 
 class Item(NamedTuple):
@@ -59,6 +69,13 @@ class Item(NamedTuple):
     makes: tuple[Datum, ...]
 
 
+class Needs(NamedTuple):
+    """Rows of a partition that another sums, 0 of its own: parts x parts, forward and backward."""
+
+    forward: Ints
+    backward: Ints
+
+
 @dataclass(frozen=True)
 class Shape:
     """What the order and the bytes of an epoch follow from. `entries`: of the block of each pair of
@@ -72,6 +89,8 @@ class Shape:
     owner: Ints  # the process of each partition
     boundary: Ints  # rows of a partition that a process needs of another: parts x processes
     process: int = 0  # whose epoch it is
+    needs: Needs | None = None  # where partitions' rows are packed, or snapshots kept
+    snapshots: bool = False
 
     @property
     def parts(self) -> int:
@@ -105,10 +124,38 @@ class Shape:
         if unit == 0:
             return self.units[0].width_in
         u = self.units[unit - 1]
-        return {ACTIVATION: u.width_out, GRADIENT: u.gradient, KEPT: u.kept}[family]
+        widths = {ACTIVATION: u.width_out, GRADIENT: u.gradient, KEPT: u.kept}
+        return u.width_in if family == SNAPSHOT else widths[family]
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows are packed for those that sum them."""
+        return self.needs is not None and not self.snapshots
 
     def size_bytes(self, datum: Datum) -> int:
-        return self.rows(datum.part) * self.row_bytes(datum)
+        if datum.to == PACKED:
+            return sum(size for _, _, size in self.segments(datum))
+        return self.count(datum) * self.row_bytes(datum)
+
+    def count(self, datum: Datum) -> int:
+        """Its rows."""
+        if datum.to >= 0:
+            return int(self._needs(datum.family)[datum.part, datum.to])
+        if datum.family == SNAPSHOT:
+            return int(self.sizes[datum.part] + self._needs(ACTIVATION)[:, datum.part].sum())
+        return self.rows(datum.part)
+
+    def segments(self, datum: Datum) -> Iterator[tuple[int, int, int]]:
+        """Of packed rows: for which partition, from which byte of the file, how many in pages."""
+        at = 0
+        for to in np.flatnonzero(self._needs(datum.family)[datum.part]).tolist():
+            size = in_pages(self.size_bytes(datum._replace(to=to)))
+            yield to, at, size
+            at += size
+
+    def _needs(self, family: str) -> Ints:
+        assert self.needs is not None
+        return self.needs.backward if family == GRADIENT else self.needs.forward
 
     def row_bytes(self, datum: Datum) -> int:
         return self.columns(datum.family, datum.unit) * self.element_bytes
@@ -133,14 +180,14 @@ def rounds(shape: Shape) -> list[Transfers]:
     ]
 
 
-def epoch(shape: Shape, group: int) -> list[Item]:
+def epoch(shape: Shape, group: int, *, turns: bool = True) -> list[Item]:
     """All ops of an epoch's compute lane, with groups of so many partitions; and in their places
-    what is sent and received."""
+    what is sent and received. `turns`: whether what was read last is read first."""
     parts = shape.parts_of(shape.process)
     sources = [part for part in range(shape.parts) if shape.rows(part)]
     every_round = rounds(shape)
     items: list[Item] = []
-    turn = False  # sources in rising and falling order by turns: what was read last is read first
+    turn = False  # sources in rising and falling order by turns
     for unit, ops, made in _passes(shape):
         left = iter(every_round if _is_summed(shape, made) else [])
         for members in _groups(parts, group if unit.sums else 1):
@@ -148,7 +195,7 @@ def epoch(shape: Shape, group: int) -> list[Item]:
                 items.append(item)
                 if item.makes:
                     items += _exchanged(shape, made, next(left, ()))
-            turn ^= unit.sums
+            turn ^= unit.sums and turns
         for transfers in left:  # others have more partitions
             items += _exchanged(shape, made, transfers)
     if shape.processes > 1:
@@ -199,12 +246,26 @@ def _forward(
 ) -> Iterator[Item]:
     u, below = unit.number, unit.number - 1
     if unit.sums:
-        yield from _sums(shape.entries, unit, members, order, (OPEN, ADD), (ACTIVATION, below))
+        yield from _sums(
+            shape, shape.entries, unit, members, order, (OPEN, ADD), (ACTIVATION, below)
+        )
     for slot, part in enumerate(members):
         reads = (Datum(ACTIVATION, below, part),) if unit.reads_own else ()
-        made = GRADIENT if unit.last else ACTIVATION  # the loss follows at once
-        makes = (Datum(made, u, part), *((Datum(KEPT, u, part),) if unit.attends else ()))
+        made = Datum(GRADIENT if unit.last else ACTIVATION, u, part)  # the loss follows at once
+        makes = (made, *_packed(shape, made), *_snapshot(shape, unit, part))
+        makes += (Datum(KEPT, u, part),) if unit.attends else ()
         yield Item(FORWARD, u, part, -1, slot if unit.sums else -1, reads, makes)
+
+
+def _packed(shape: Shape, made: Datum) -> tuple[Datum, ...]:
+    """What is made beside it for the partitions that sum it."""
+    summed = shape.packs and _is_summed(shape, (made.family, made.unit))
+    packed = made._replace(to=PACKED)
+    return (packed,) if summed and shape.size_bytes(packed) else ()
+
+
+def _snapshot(shape: Shape, unit: Unit, part: int) -> tuple[Datum, ...]:
+    return (Datum(SNAPSHOT, unit.number, part),) if shape.snapshots and unit.sums else ()
 
 
 def _backward(
@@ -212,20 +273,24 @@ def _backward(
 ) -> Iterator[Item]:
     u, below = unit.number, unit.number - 1
     if unit.sums:
-        yield from _sums(shape.entries_back, unit, members, order, (OPEN_B, ADD_B), (GRADIENT, u))
+        yield from _sums(
+            shape, shape.entries_back, unit, members, order, (OPEN_B, ADD_B), (GRADIENT, u)
+        )
     for slot, part in enumerate(members):
-        reads = [Datum(ACTIVATION, below, part)]
+        reads = [*(_snapshot(shape, unit, part) or (Datum(ACTIVATION, below, part),))]
         if unit.reads_own_gradient:
             reads.append(Datum(GRADIENT, u, part))
         if unit.attends:
             reads.append(Datum(KEPT, u, part))
         if below and shape.units[below - 1].attends:
             reads.append(Datum(KEPT, below, part))
-        makes = (Datum(GRADIENT, below, part),) if below else ()
+        made = Datum(GRADIENT, below, part)
+        makes = (made, *_packed(shape, made)) if below else ()
         yield Item(BACKWARD, u, part, -1, slot if unit.sums else -1, tuple(reads), makes)
 
 
 def _sums(
+    shape: Shape,
     entries: Ints,
     unit: Unit,
     members: Sequence[int],
@@ -233,14 +298,18 @@ def _sums(
     verbs: tuple[str, str],
     summed: tuple[str, int],
 ) -> Iterator[Item]:
+    """Sums, source by source; a snapshot of what they are made of fills on the way."""
     u, below = unit.number, unit.number - 1
     for slot, part in enumerate(members):
-        own = (Datum(ACTIVATION, below, part),) if unit.attends else ()
-        yield Item(verbs[0], u, part, -1, slot, own, ())
+        fills = _snapshot(shape, unit, part) if verbs[0] == OPEN else ()
+        own = (Datum(ACTIVATION, below, part),) if unit.attends or fills else ()
+        yield Item(verbs[0], u, part, -1, slot, own, fills)
     for source in order:
         for slot, part in enumerate(members):
             if entries[part, source]:
-                yield Item(verbs[1], u, part, source, slot, (Datum(*summed, source),), ())
+                rows = Datum(*summed, source, part if shape.packs and part != source else WHOLE)
+                fills = _snapshot(shape, unit, part) if verbs[1] == ADD else ()
+                yield Item(verbs[1], u, part, source, slot, (rows,), fills)
 
 
 def missing_sums(items: Sequence[Item], shape: Shape) -> list[str]:

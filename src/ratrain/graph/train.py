@@ -9,7 +9,7 @@ import hashlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ratrain.errors import SpecError, StorageError
+from ratrain.graph.csr import Ints
 from ratrain.graph.execute import Executor, key_of
 from ratrain.graph.links import ALONE, Links
 from ratrain.graph.network import Network, Parameters, parameters_of
@@ -26,6 +27,7 @@ from ratrain.graph.plan import Laid
 from ratrain.graph.program import GraphProgram
 from ratrain.graph.saved import Saved, latest, restore, save, state_of
 from ratrain.graph.spec import GraphFile
+from ratrain.graph.trace import PACKED, Datum
 from ratrain.readers.files import read_text
 from ratrain.storage import TierStore
 from ratrain.timeline.timeline import Timeline
@@ -79,7 +81,9 @@ class Training:
             laid.partition.bounds.tolist(),
         )
         boundary = laid.division.boundary
-        self.executor = Executor(program, self.network, store, self.dtype, boundary, links)
+        self.executor = Executor(
+            program, self.network, store, self.dtype, boundary, links, laid.needed
+        )
         self.optimizer = Optimizer(spec.train, self.parameters)
         self.epochs = 0
         self.peak_bytes = 0  # of the process that has had most, after an epoch
@@ -96,16 +100,29 @@ class Training:
         for done, datum in enumerate(features):
             size = shape.size_bytes(datum)
             buffer = self.executor.buffers.take(size)
-            rows = np.frombuffer(buffer[:size], self._spec.train.precision)
-            rows = rows.reshape(-1, self._laid.data.features.width)
-            nodes = self._laid.nodes_of(datum.part)
-            for at in range(0, len(rows), AT_ONCE):
-                rows[at : at + AT_ONCE] = self._laid.data.features.rows(nodes[at : at + AT_ONCE])
+            for nodes, begin in self._nodes_in(datum):
+                self._fill(buffer[begin : begin + len(nodes) * shape.row_bytes(datum)], nodes)
             with _as_of_a_graph():
                 self._store.write(key_of(datum), buffer)
             self.executor.buffers.give_back(buffer)
             if progress is not None:
                 progress(done + 1, len(features))
+
+    def _nodes_in(self, datum: Datum) -> Iterator[tuple[Ints, int]]:
+        """Whose features a file has, from which byte on."""
+        nodes = self._laid.nodes_of(datum.part)
+        if datum.to != PACKED:
+            yield nodes, 0
+            return
+        assert self._laid.needed is not None
+        for to, at, _ in self._laid.shape.segments(datum):
+            yield nodes[self._laid.needed[0][datum.part, to]], at
+
+    def _fill(self, buffer: memoryview, nodes: Ints) -> None:
+        features = self._laid.data.features
+        rows = np.frombuffer(buffer, self._spec.train.precision).reshape(-1, features.width)
+        for at in range(0, len(rows), AT_ONCE):
+            rows[at : at + AT_ONCE] = features.rows(nodes[at : at + AT_ONCE])
 
     def epoch(self, progress: Progress | None = None) -> Epoch:
         """One epoch, and the optimizer's step after it."""

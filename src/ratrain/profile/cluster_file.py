@@ -56,6 +56,7 @@ def cluster_toml(profile: MachineProfile) -> str:
         f'capacity = "{profile.disk_free_bytes / 1e9:.3f}GB"',
         f'bandwidth = "{profile.disk_bytes_per_s / 1e9:.3f}GB/s"'
         + _mark(profile, DISK_WRITE, DISK_READ),
+        'shared_by = "host"',
         'source = "measured: free bytes of the temporary folder; as many bytes written and flushed '
         'there as read"',
         *_driving(profile),

@@ -207,6 +207,7 @@ class Progress:
     predicted_step_s: float | None
     tokens: int  # of one step
     steps: int  # before any were left out
+    words: tuple[str, str] = ("step", "tokens")  # what is counted, and what each goes over
 
     @property
     def is_validated(self) -> bool:

@@ -157,6 +157,7 @@ def _progress(progress: Progress) -> dict[str, Any]:
         "starts": list(progress.starts),
         "predicted_step_s": progress.predicted_step_s,
         "tokens": progress.tokens,
+        "words": progress.words,
     }
 
 

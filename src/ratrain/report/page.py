@@ -104,7 +104,7 @@ def _sections(contents: Contents, styles: Styles) -> dict[str, Markup]:
         if contents.checkpoints is not None
         else None,
         "samples": samples_section(contents.samples) if contents.samples else None,
-        "versions": versions_section(contents.versions),
+        "versions": versions_section(contents.versions) if contents.versions else None,
         "left-out": left_out_section(contents.left_out),
     }
     return {key: section for key, section in sections.items() if section is not None}

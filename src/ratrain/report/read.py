@@ -18,6 +18,10 @@ def contents_of(
     """The `Contents` of a run's folder, of a plan (.json) or of a job (.toml). `overrides`: values
     in place of the job's, as `--set` has them."""
     if path.is_dir():
+        from ratrain.report.facts.graph_run import contents_of_graph_run, is_graph_run
+
+        if is_graph_run(path):
+            return contents_of_graph_run(path)
         from ratrain.report.facts.run import contents_of_run
 
         return contents_of_run(path, progress)

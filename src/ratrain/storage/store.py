@@ -257,7 +257,8 @@ class TierStore:
         with extent.lock:
             began_s = time.perf_counter()
             self._turn(extent)
-            self._each_block(key, extent, self._files.write, data, "written")
+            whole = slice(0, extent.room)
+            self._each_block(key, extent, self._files.write, data, "written", whole)
             version = extent.version + 1
             block = label(key.name, version, extent.size_bytes)
             self._whole(key, extent, self._files.write, block, extent.label_at, "written")
@@ -267,8 +268,9 @@ class TierStore:
             extent.version = version
             self.traffic.add_written(extent.room + PAGE, time.perf_counter() - began_s)
 
-    def read(self, key: Key, into: memoryview) -> None:
-        """Reads the version last written; `into` as `data` of `write`."""
+    def read(self, key: Key, into: memoryview, begin: int | None = None) -> None:
+        """Reads the version last written; `into` as `data` of `write`. With `begin` only as much as
+        `into` holds, from that byte on: both in whole pages."""
         extent = self._extents[key]
         with extent.lock:
             began_s = time.perf_counter()
@@ -282,8 +284,10 @@ class TierStore:
                     place=str(extent.path),
                     fix="let nothing else write there, and resume the run from its checkpoint",
                 )
-            self._each_block(key, extent, self._files.read, into, "read")
-            self.traffic.add_read(extent.room + PAGE, time.perf_counter() - began_s)
+            part = slice(0, extent.room) if begin is None else slice(begin, begin + len(into))
+            self._each_block(key, extent, self._files.read, into, "read", part)
+            took_s = time.perf_counter() - began_s
+            self.traffic.add_read(part.stop - part.start + PAGE, took_s)
 
     def flush(self, key: Key) -> None:
         """Waits until the disk has what was written. What fails is lost: the system may say of a
@@ -301,10 +305,12 @@ class TierStore:
         move: Callable[[int, memoryview, int], int],
         buffer: memoryview,
         done: str,
+        part: slice,
     ) -> None:
-        """Moves all blocks at once, and waits for all of them."""
-        size = extent.room
+        """Moves all blocks of a part at once, and waits for all of them."""
+        size = part.stop - part.start
         assert len(buffer) >= size, f"{key.name}: a buffer of {len(buffer)} bytes for {size}"
+        assert part.stop <= extent.room, f"{key.name} has {extent.room} bytes, {part.stop} asked"
         step = min(self._limits.block_bytes, MOST_AT_ONCE)
         blocks = [
             self._pool.submit(
@@ -313,7 +319,7 @@ class TierStore:
                 extent,
                 move,
                 buffer[at : min(at + step, size)],
-                extent.data_at + at,
+                extent.data_at + part.start + at,
                 done,
             )
             for at in range(0, size, step)

@@ -49,11 +49,12 @@ GATHER = OpClass("gather", "weight gather", Colour("#b3508f", "#dd82bb"), "", ""
 TENSOR = OpClass("tensor", "sum in a tensor group", Colour("#0f7d92", "#3fb3c6"), "", "")
 UPDATE = OpClass("update", "optimizer", Colour("#97593a", "#c98a68"), "", "")
 DISK = OpClass("disk", "checkpoint", Colour("#59616d", "#a0a9b6"), "", "")
+SUMS = OpClass("sums", "sum over neighbours", Colour("#4a5fc1", "#8b9cf0"), "", "")
 COPY = OpClass("copy", "copy between memory tiers", Colour("#7d6a14", "#cdb850"), "", "")
 
 OP_CLASSES = (
     *(FORWARD, BACKWARD, WEIGHTS, RECOVERY),
-    *(MESSAGE, REDUCE, GATHER, TENSOR, UPDATE, DISK, COPY),
+    *(MESSAGE, REDUCE, GATHER, TENSOR, UPDATE, DISK, COPY, SUMS),
 )
 
 PRODUCT = OpClass("product", "product of tiles", FORWARD.colour, "cyan", "")
@@ -62,6 +63,7 @@ VECTOR = OpClass("vector", "other vector work", BACKWARD.colour, "green", "")
 
 _OF_COMPUTE = {
     **{"F": FORWARD, "B": BACKWARD, "I": BACKWARD, "W": WEIGHTS, "R": RECOVERY},
+    "sum": SUMS,  # of graphs
     **{"mm": PRODUCT, "mm_nt": PRODUCT},
     **dict.fromkeys(("map", "reduce", "fill", "turn", "add"), VECTOR),
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratrain.cli.runs.run_report import write_run_page
 from ratrain.cli.terminal.json_output import print_json
 from ratrain.cli.terminal.options import MOST_STEPS, PATH, Whole
 from ratrain.cli.terminal.progress import progress
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ratrain.graph.train import Epoch
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
+MODES = ["cache", "lru", "bypass", "regather", "packed", "snapshots", "grinnder"]
 EPOCHS = click.option(
     "--epochs", type=Whole(1, MOST_STEPS), metavar="N", help="Epochs. [default: the file's]"
 )
@@ -111,11 +113,16 @@ def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_
     finally:
         close()
     stopped = run.epochs_done < spec.train.epochs
+    with progress("writing the page"):
+        page = write_run_page(folder)
     if as_json:
-        print_json("graph train", {"run": str(folder), "finished": not stopped, **body})
+        about = {"run": str(folder), "page": str(page) if page else None}
+        print_json("graph train", {**about, "finished": not stopped, **body})
     else:
         click.echo("\n".join(_comparison(run.plan, body["measured"], body["kinds"])))
         click.echo(f"run  {folder}")
+        if page is not None:
+            click.echo(f"page {page}")
     if stopped:
         click.echo(f"saved after epoch {run.epochs_done}; resume with --resume", err=True)
         raise click.exceptions.Exit(SAVED_NOT_FINISHED)
@@ -128,7 +135,7 @@ def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_
     "--mode",
     "modes",
     multiple=True,
-    type=click.Choice(["cache", "lru", "bypass", "regather"]),
+    type=click.Choice(MODES),
     help="Only this way of using memory; may be given several times.",
 )
 @JSON
@@ -149,6 +156,7 @@ def compare(file: Path, epochs: int | None, modes: tuple[Any, ...], as_json: boo
     require_package("torch")
     from ratrain.graph import lay_out, read_graph_file
     from ratrain.graph.compare import ALL, compared
+    from ratrain.graph.program import ONE_SUM
 
     spec = read_graph_file(file)
     with progress("reading and cutting the graph"):
@@ -156,7 +164,9 @@ def compare(file: Path, epochs: int | None, modes: tuple[Any, ...], as_json: boo
     with tempfile.TemporaryDirectory(prefix=f"{file.stem}-compare-", dir=file.parent) as folder:
         rows: list[Compared] = []
         with progress("comparing", "modes") as report:
-            chosen = modes or ALL
+            several = spec.memory.processes > 1
+            every: list[Any] = [mode for mode in ALL if not (several and mode in ONE_SUM)]
+            chosen = modes or tuple(every)
             for row in compared(spec, laid, file.parent, Path(folder), epochs or 3, chosen):
                 rows.append(row)
                 report(len(rows), len(chosen))

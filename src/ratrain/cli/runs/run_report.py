@@ -22,7 +22,7 @@ def show_report(folder: RunFolder, as_json: bool) -> None:
     with progress("writing the report"):
         report = write_report(folder)
     with progress("writing the page"):
-        page = _write_page(folder.path)
+        page = write_run_page(folder.path)
     if as_json:
         print_json("train", {**report, "page": str(page) if page else None})
         return
@@ -45,7 +45,7 @@ def show_launched(run: Path, status: int) -> int:
     return status
 
 
-def _write_page(run: Path) -> Path | None:
+def write_run_page(run: Path) -> Path | None:
     """Writes report.html; a run that has trained is not failed by a page that cannot be made."""
     from ratrain.errors import RatrainError
     from ratrain.report.page import write_page

@@ -163,7 +163,7 @@ def costs_of_places(
     priced[Cost.MIRROR_UPDATE] = priced[Cost.UPDATE]
     priced[Cost.NORM] = _norms(farthest, setup, units)
     # Steps that save nothing are simulated, unless every one does.
-    saving = _saves(setup, units, ports, job.train.rule.saved_bytes)
+    saving = _saves(job, setup, units, ports)
     priced[Cost.COPY_WEIGHTS] = _copied_weights(units, ports)
     priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
     moves = {sort: _moves(job, sort, setup, units, ports) for sort in _MOVED}
@@ -403,24 +403,33 @@ def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports)
     return _work_of(transfers, links, peers)
 
 
-def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports, of_parameter: int) -> Work:
-    """A checkpoint: the master weights and states that a rank owns, `of_parameter` bytes, and all
-    of its residuals, through its disk (the tier of that name; nothing where the device has none).
-    Where every replica has all of them, one writes all. Not modelled: several devices of a host on
-    one disk."""
+def _saves(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
+    """A checkpoint: the master weights and states that a rank owns, and all of its residuals,
+    through its disk (the tier of that name; nothing where the device has none), but for what lies
+    there in files that it takes. Where every replica has all of them, one writes all. Not
+    modelled: checksums."""
+    described = [unit for member in setup.members for unit in member.units]
     transfers: list[Transfer] = []
     links: list[int] = []
-    for unit in units:
-        tiers = {tier.name: tier for tier in unit.device.tiers}
-        disk = tiers.get("disk")
-        residual_bytes = RESIDUAL_BYTES if setup.error_feedback and unit.group else 0
-        saved_bytes = (
-            of_parameter * unit.params / _owners(setup, unit) + residual_bytes * unit.params
-        )
-        size_bytes = saved_bytes if disk else 0.0
-        transfers.append(Transfer(0.0, size_bytes, 0.0))
-        links.append(ports.disk(unit.rank, disk.bandwidth_bytes_per_s) if disk else NO_LINK)
+    for unit, place in zip(described, units, strict=True):
+        disk = next((tier for tier in place.device.tiers if tier.name == DISK), None)
+        residual_bytes = RESIDUAL_BYTES if setup.error_feedback and place.group else 0
+        of_owned = job.train.rule.saved_bytes * place.params / _owners(setup, place)
+        saved_bytes = of_owned + residual_bytes * place.params
+        if disk and disk.path is None and _is_given(job, setup, place):
+            saved_bytes = max(0.0, saved_bytes - _owned_optimizer(setup, unit, place))
+        transfers.append(Transfer(0.0, saved_bytes if disk else 0.0, 0.0))
+        links.append(ports.disk(place.rank, disk.bandwidth_bytes_per_s) if disk else NO_LINK)
     return _work_of(transfers, links, [NO_LINK] * len(units))
+
+
+def _is_given(job: JobSpec, setup: Setup, unit: UnitPlace) -> bool:
+    """Whether a checkpoint takes the files of a unit's states, as `runtime/rank/given_files` says:
+    of a tier in the run's own folder, kept as fp32 numbers, and all for this rank to save."""
+    kept = job.train.rule.states
+    plain = all(state.bytes_per_element == 4 and state.bytes_of is None for state in kept)
+    alone = bool(setup.sharding) or unit.holders == 1
+    return job.optimizer_tier == DISK and plain and alone
 
 
 def _copied_weights(units: Sequence[UnitPlace], ports: _Ports) -> Work:

@@ -54,7 +54,7 @@ function progressChart(kind, values, ticks, format, together, extra, second) {
     if (i === null || i === undefined) return tip.hide();
     const value = values[i];
     return tip.show(event.clientX, event.clientY, [
-      value === null ? "not a number" : format(value), `step ${steps[i].toLocaleString("en-US")}`,
+      value === null ? "not a number" : format(value), `${data.progress.words[0]} ${steps[i].toLocaleString("en-US")}`,
       ...(second && second.values[i] !== null ? [`${second.name} ${format(second.values[i])}`] : []),
     ]);
   });
@@ -70,7 +70,7 @@ function drawProgress() {
     run.validation && { name: "validation", values: run.validation, colour: "o-recovery" });
   progressChart("progress-time", run.step_time_s, secondTicks, seconds, together,
     predicted && { name: "predicted", value: predicted });
-  progressChart("progress-rate", run.tokens_per_s, plainTicks, (rate) => `${Number(short(rate)).toLocaleString("en-US")} tokens/s`, together,
+  progressChart("progress-rate", run.tokens_per_s, plainTicks, (rate) => `${Number(short(rate)).toLocaleString("en-US")} ${run.words[1]}/s`, together,
     predicted && { name: "predicted", value: run.tokens / predicted });
   progressChart("progress-memory", run.allocated_bytes, byteTicks, bytes, together);
 }

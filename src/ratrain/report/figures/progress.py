@@ -5,37 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratrain.report.contents import Progress
-from ratrain.report.figures.frame import chart, legend, number, section, size, time
+from ratrain.report.figures.frame import capital, chart, legend, number, section, size, time
 from ratrain.report.html import Markup, details, table, tag
 
 _ROWS = 200
-_COLUMNS = ("Step time", "Tokens/s", "Allocated")
 
 
 def progress_section(progress: Progress) -> Markup:
+    step, things = progress.words
     charts = [
         ("progress-loss", "Loss"),
-        ("progress-time", "Step time"),
-        ("progress-rate", "Tokens per second"),
+        ("progress-time", f"{capital(step)} time"),
+        ("progress-rate", f"{capital(things)} per second"),
     ]
     if any(size_bytes is not None for size_bytes in progress.allocated_bytes):
         charts.append(("progress-memory", "Allocated memory, fullest rank"))
     return section(
         "progress",
         "Loss and throughput",
-        f"{progress.steps:,} steps of {progress.tokens:,} tokens.{_starts(progress.starts)}",
+        f"{progress.steps:,} {step}s of {progress.tokens:,} {things}.{_starts(progress.starts)}",
         legend((("o-forward", "loss"), ("o-recovery", "validation loss")))
         if progress.is_validated
         else None,
         tag(
             "div",
             (
-                chart(kind, f"{name} by step", heading=name, zoom=number == 0)
+                chart(kind, f"{name} by {step}", heading=name, zoom=number == 0)
                 for number, (kind, name) in enumerate(charts)
             ),
             class_="pair",
         ),
-        details("Steps as a table", _table(progress)),
+        details(f"{capital(step)}s as a table", _table(progress)),
     )
 
 
@@ -51,9 +51,12 @@ def _table(progress: Progress) -> Markup:
     interval = -(-count // _ROWS)
     validated = progress.is_validated
     places = [at for at in range(count) if at % interval == 0 or at == count - 1]
-    caption = "Every step" if interval == 1 and count == progress.steps else "Some of the steps"
+    step, things = map(capital, progress.words)
+    columns = f"{step} time", f"{things}/s", "Allocated"
+    whole = interval == 1 and count == progress.steps
+    caption = f"Every {progress.words[0]}" if whole else f"Some of the {progress.words[0]}s"
     return table(
-        ("Step", "Loss", *(("Validation loss",) if validated else ()), *_COLUMNS),
+        (step, "Loss", *(("Validation loss",) if validated else ()), *columns),
         (
             (
                 f"{progress.step[at]:,}",

@@ -49,9 +49,9 @@ def timeline_section(panels: Sequence[TimelinePanel], trace_command: str) -> Mar
         ),
         tag(
             "p",
-            "Every op of every rank: ",
-            tag("code", trace_command),
-            " writes a trace to open in ",
+            ("Every op of every rank: ", tag("code", trace_command), " writes a trace to open in ")
+            if trace_command
+            else "A trace is opened in ",
             tag("a", "Perfetto", href=PERFETTO, rel="noreferrer"),
             ". ",
             tag("button", "Save what is drawn here as a trace", type="button", id="save-trace"),
