@@ -30,7 +30,7 @@ from ratrain.describe.model import Experts, ModelSpec
 from ratrain.describe.parameters import EXPERTS, ROUTER
 from ratrain.models.expert_load import ExpertLoad
 from ratrain.models.functions.activation import activated, activation_gradients_
-from ratrain.models.functions.linear import accumulation_dtype
+from ratrain.models.functions.linear import accumulation_dtype, row_dots, scale_rows_
 from ratrain.models.functions.rows import Rows, add_own, by_rank, summed
 from ratrain.models.tensor_group import TensorGroup, division_of
 from ratrain.models.weights import Weights
@@ -104,7 +104,7 @@ class SparseMlp:
         shares = self._shares(probabilities, chosen).view(-1).mul_(self.multiplier)
         for each in here:
             made = act[each.place] @ weights.of_stack(DOWN, each.expert).t()
-            made.mul_(shares.index_select(0, each.pairs).unsqueeze_(1))
+            scale_rows_(made, shares.index_select(0, each.pairs))
             output.index_add_(0, each.tokens, made)
             del made
         return by_rank(output, self.group), (probabilities, chosen, order, gate, up, act)
@@ -126,9 +126,9 @@ class SparseMlp:
         d_rows = torch.zeros_like(rows)
         for each in here:
             d_act = rows.index_select(0, each.tokens) @ weights.of_stack(DOWN, each.expert)
-            of_pairs = (d_act * act[each.place]).sum(1, dtype=shares.dtype)
+            of_pairs = row_dots(d_act, act[each.place])
             d_shares.view(-1).index_copy_(0, each.pairs, of_pairs)
-            d_act.mul_(weighed.view(-1).index_select(0, each.pairs).unsqueeze_(1))
+            scale_rows_(d_act, weighed.view(-1).index_select(0, each.pairs))
             d_up, d_gate = up[each.place], gate[each.place]
             activation_gradients_(self.activation, d_act, d_up, d_gate)
             del d_act
@@ -223,7 +223,7 @@ class SparseMlp:
 
         def of_output(each: ExpertPairs) -> Tensor:
             rows = grad.all().index_select(0, each.tokens)
-            return rows.mul_(shares.index_select(0, each.pairs).unsqueeze_(1))
+            return scale_rows_(rows, shares.index_select(0, each.pairs))
 
         def of_input(each: ExpertPairs) -> Tensor:
             return inputs.all().index_select(0, each.tokens)

@@ -29,12 +29,12 @@ from ratrain.models.expert_load import ExpertLoad
 from ratrain.models.experts import Balance, SparseMlp, sparse_mlp
 from ratrain.models.functions.activation import activated, activation_gradients_
 from ratrain.models.functions.linear import (
-    accumulation_dtype,
     input_gradient,
     input_gradients,
     linear_onto,
     linear_summed,
     linears,
+    row_dots,
     weight_gradient,
     weight_gradients,
 )
@@ -150,7 +150,7 @@ class DenseMlp:
     def _share_gradient(self, d_act: Tensor, act: Tensor, share: Tensor) -> Tensor:
         """The gradient of what each token says, before its sigmoid, [tokens, 1]; that of `act`
         becomes the gradient of what it was before it was shared."""
-        said = (d_act * act).sum(1, keepdim=True, dtype=accumulation_dtype(act.dtype))
+        said = row_dots(d_act, act).unsqueeze_(1)
         if self.group is not None:
             self.group.sum_(said)
         d_act.mul_(share)
