@@ -167,7 +167,7 @@ def test_a_rank_keeps_what_it_would_if_every_token_chose_its_experts(
 ) -> None:
     _, spec = written("qwen3_moe", tmp_path)
     kept = layer_activations(spec, 8, tensor=tensor)
-    assert kept["gate"] == kept["act"] == 2 * 8 * pairs * spec.ffn
+    assert kept["expert_gate"] == kept["expert_act"] == 2 * 8 * pairs * spec.ffn
 
 
 def test_a_degree_that_does_not_divide_the_experts_is_refused_with_one_that_does() -> None:
