@@ -121,7 +121,7 @@ def _require_same_training(
     """Refuses a job of another model, batch or sequence length. What stands in [batch] that a plan
     decides may change with it. A run of an earlier version says nothing of what that did not
     know."""
-    known = json.loads(json.dumps(added()))  # lists for tuples, as in its file
+    known = {key: [] if value == () else value for key, value in added().items()}  # as in a file
     original = {**original, "model": {**known, **original["model"]}}
     for table in ("model", "batch"):
         for key in current[table]:
