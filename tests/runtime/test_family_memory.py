@@ -80,16 +80,18 @@ def test_no_unit_of_any_family_takes_more_than_the_proof_counts() -> None:
     specs = {
         name: asdict(
             replace(
-                model_from_config({"model_type": their.family, **their.keys}),
+                model,
                 hidden=128,
                 head_dim=64,
                 ffn=352,
+                shared_expert=model.shared_expert and 352,
                 vocab=1024,
                 max_positions=256,
                 rope_scaling=None,
             )
         )
         for name, their in THEIRS.items()
+        for model in (model_from_config({"model_type": their.family, **their.keys}),)
     }
     small = {"experts": {"count": 64, "chosen": 8, "normalised": True}, "ffn": 16}
     specs["many small experts"] = specs["qwen3_moe"] | small

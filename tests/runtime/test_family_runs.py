@@ -4,6 +4,7 @@ Face folder to another."""
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,23 @@ from their_models import NO_TOKENS, THEIRS, read_all
 from training import Result, train
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ratrain.describe.huggingface import load_config
+from ratrain.describe.huggingface import load_config, model_from_config
 from ratrain.runtime.run.export import export_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-PER_LAYER = ("layer_types", "no_rope_layers")
+PER_LAYER = ("layer_types", "no_rope_layers", "attention_layers")
 
 
 def keys_of(name: str) -> dict[str, Any]:
     """A model's config, for runs of tests: four layers, and their words."""
-    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 4, "n_layer": 4}
+    counts = dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers"), 4)
     own = THEIRS[name].keys
     layers = {key: [*own[key], own[key][0]] for key in PER_LAYER if key in own}
-    return {"model_type": THEIRS[name].family, **own, **layers, **sizes}
+    if "attention_layers" in layers:  # Transformers reads them out of this alone
+        layers["attention_types"] = [[layers["attention_layers"], 1]]
+    return {"model_type": THEIRS[name].family, **own, **layers, **counts, "vocab_size": VOCAB}
 
 
 @pytest.mark.matrix
@@ -54,6 +57,33 @@ def test_a_family_learns_the_same_in_every_layout(name: str, crew: Crew, tmp_pat
         others.append(replace(recovering, tensor=2, sequence_parallel=name in ("gemma3", "gpt2")))
     for number, other in enumerate(others):
         assert run(other, str(number)).loss_values == pytest.approx(alone.loss_values, rel=2e-5)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_family_learns_the_same_whatever_else_its_job_says(
+    name: str, crew: Crew, tmp_path: Path
+) -> None:
+    """Layout, sharding, buckets, recovery and where states wait, drawn by the family's name."""
+    dice, keys = random.Random(name), tuple(keys_of(name).items())
+    plain = Setting(model=keys, recovery="keep-all", clip_norm=0.5, micro_batch=2)
+    divides = THEIRS[name].divides and dice.random() < 0.5
+    drawn = replace(
+        plain,
+        pipeline=1 if divides else dice.choice((1, 2)),
+        data=2,
+        tensor=2 if divides else 1,
+        sequence_parallel=divides and dice.random() < 0.5,
+        sharding=dice.choice((None, 1, 2, 3)),
+        recovery=dice.choice(("everywhere", "exempt-last", "auto")),
+        optimizer_tier=dice.choice((None, "disk")),
+    )
+    if not model_from_config(dict(keys)).tied_embeddings and dice.random() < 0.5:
+        drawn = replace(drawn, accumulation="sharded", bucket_bytes=4000)
+    wanted = train(crew, plain, tmp_path / "plain").loss_values
+    result = train(crew, drawn, tmp_path / "drawn")
+    assert all(p <= b for p, b in zip(result.ledger_peaks, result.bounds, strict=True))
+    assert result.loss_values == pytest.approx(wanted, rel=2e-5), drawn
 
 
 def their_folder(name: str, folder: Path) -> Path:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ratrain.describe.overrides import combined
 from ratrain.plan import load_job
 from ratrain.runtime.run.hosts import all_hosts_of, without
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
@@ -36,7 +38,7 @@ sequence_length = 64
 [cluster]
 name = "four.toml"
 devices = 4
-without = ["n2"]
+{said}
 [batch]
 sequences = 12
 [schedule]
@@ -48,20 +50,31 @@ files = ["text.jsonl"]
 """
 
 
+@pytest.mark.parametrize("by_hand", [False, True], ids=["in the file", "by --set"])
 @pytest.mark.parametrize("lost", [(), ("n4",)])
-def test_hosts_that_a_job_names_stay_left_out_whatever_is_lost_or_returns(
-    tmp_path: Path, lost: tuple[str, ...]
+def test_hosts_that_a_person_leaves_out_stay_left_out_whatever_is_lost_or_returns(
+    tmp_path: Path, lost: tuple[str, ...], by_hand: bool
 ) -> None:
     hosts = "".join(HOST.format(name=f"n{number}") for number in (1, 2, 3, 4))
     (tmp_path / "four.toml").write_text(CLUSTER.replace("[links", hosts + "[links"))
-    (tmp_path / "job.toml").write_text(JOB)
+    job, said = tmp_path / "job.toml", 'without = ["n2"]'
+    job.write_text(JOB.format(said="" if by_hand else said))
     (tmp_path / "text.jsonl").write_text('{"text": "a text that is long enough"}\n' * 400)
-    job = tmp_path / "job.toml"
-    whole = prepare_run(RunRequest(job, threads=1, calibrate=False)).spec
-    left = prepare_run(
-        RunRequest(job, threads=1, calibrate=False, overrides=(without(whole, lost),))
-    ).spec
+    request = RunRequest(job, threads=1, calibrate=False)
+    if by_hand:
+        request = replace(request, overrides=(f"cluster.{said}",))
+    whole = prepare_run(request).spec
+    left = prepare_run(replace(request, overrides=combined(whole.overrides, (without(lost),)))).spec
     there = load_job(job, left.overrides).cluster.spec.host_names()
     assert set(there) == {"n1", "n3", "n4"} - set(lost)
     assert set(all_hosts_of(left)) == {"n1", "n3", "n4"}
-    assert without(left, lost) == without(whole, lost)
+    assert combined(left.overrides, (without(lost),)) == left.overrides
+
+
+def test_a_host_that_is_lost_may_be_left_out_for_good(tmp_path: Path) -> None:
+    hosts = "".join(HOST.format(name=f"n{number}") for number in (1, 2, 3, 4))
+    (tmp_path / "four.toml").write_text(CLUSTER.replace("[links", hosts + "[links"))
+    (tmp_path / "job.toml").write_text(JOB.format(said='without = ["n2"]'))
+    overrides = without(("n4",)), 'cluster.without=["n2", "n4"]'
+    there = load_job(tmp_path / "job.toml", overrides).cluster.spec.host_names()
+    assert there == ["n1", "n3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,16 @@ def resumed(folder: RunFolder, setting: Setting) -> ResumedRun:
     """The run, resumed with the job file of a setting."""
     job = write_job(folder.path.parent, replace(setting, files=("text.txt",)))
     return resume_run(RunRequest(job, calibrate=False), folder)
+
+
+def test_a_run_of_a_version_that_knew_fewer_pieces_of_models_resumes(tmp_path: Path) -> None:
+    folder = made(tmp_path, PLANNED)
+    case = folder.path / "case.json"
+    facts = json.loads(case.read_text())
+    for key in ("shared_norm", "global_layers", "experts"):
+        del facts["settings"]["model"][key]
+    case.write_text(json.dumps(facts))
+    assert resumed(folder, PLANNED).spec == folder.read_spec()
 
 
 def test_a_planned_run_resumes_with_the_plan_s_own_choices(tmp_path: Path) -> None:

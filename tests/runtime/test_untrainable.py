@@ -21,7 +21,7 @@ SMALL = Path(__file__).parents[2] / "examples" / "small.toml"
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "hidden_act": "relu2",
+    "hidden_act": "relu6",
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_attention_heads": 4,

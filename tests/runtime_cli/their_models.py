@@ -32,6 +32,21 @@ EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 24,
 }
+GPT: dict[str, Any] = {
+    **{"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 64, "n_positions": 64}
+}
+FALCON: dict[str, Any] = {
+    **{key: SIZES[key] for key in SIZES if key not in ("num_key_value_heads", "intermediate_size")},
+    "num_ln_in_parallel_attn": 1,
+}
+GRANITE: dict[str, Any] = {
+    **SIZES,
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.25,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 4.0,
+}
+GRANITE_MOE: dict[str, Any] = {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 3}
 NO_TOKENS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 LLAMA3 = {
     "rope_type": "llama3",
@@ -53,8 +68,10 @@ class Their:
 
     @property
     def divides(self) -> bool:
-        """Whether a tensor group can share it: not where queries are normalised over all heads."""
-        return not self.family.startswith("olmo")
+        """Whether a tensor group can share it: not where queries are normalised over all heads, nor
+        where they have one key head."""
+        one_key = self.keys.get("num_kv_heads") == 1 or self.keys.get("multi_query", False)
+        return self.family not in ("olmo2", "olmo3", "olmoe") and not one_key
 
 
 THEIRS = {
@@ -93,10 +110,14 @@ THEIRS = {
             "final_logit_softcapping": 2.0,
         },
     ),
+    "olmo": Their("olmo", SIZES),
     "olmo2": Their("olmo2", SIZES),
     "mixtral": Their("mixtral", {**SIZES, "num_local_experts": 4, "sliding_window": 9}),
     "qwen3_moe": Their("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}),
     "qwen3_moe as it is": Their("qwen3_moe", {**EXPERTS, "attention_bias": True}),
+    "qwen2_moe": Their("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 40}),
+    "granitemoe": Their("granitemoe", GRANITE_MOE),
+    "granitemoeshared": Their("granitemoeshared", {**GRANITE_MOE, "shared_intermediate_size": 56}),
     "olmo3": Their(
         "olmo3",
         {
@@ -114,17 +135,9 @@ THEIRS = {
         "smollm3",
         {**SIZES, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 6},
     ),
-    "granite": Their(
-        "granite",
-        {
-            **SIZES,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.25,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 4.0,
-        },
-    ),
+    "granite": Their("granite", GRANITE),
     "stablelm": Their("stablelm", {**SIZES, "use_qkv_bias": True}),
+    "stablelm in parallel": Their("stablelm", {**SIZES, "use_parallel_residual": True}),
     "starcoder2": Their("starcoder2", {**SIZES, "sliding_window": 9}),
     "exaone4": Their(
         "exaone4", {**SIZES, "sliding_window": None, "layer_types": ["full_attention"] * 3}
@@ -149,8 +162,28 @@ THEIRS = {
             **{"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.0},
         },
     ),
-    "gpt2": Their(
-        "gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 64, "n_positions": 64}
+    "cohere": Their("cohere", {**SIZES, "logit_scale": 0.25, "attention_bias": True}),
+    "cohere2": Their(
+        "cohere2", {**SIZES, "sliding_window": 7, "sliding_window_pattern": 2, "logit_scale": 0.5}
+    ),
+    "phi": Their("phi", SIZES),
+    "arcee": Their("arcee", {**SIZES, "mlp_bias": True}),
+    "nemotron": Their("nemotron", {**SIZES, "head_dim": 12}),
+    "gptj": Their("gptj", {**GPT, "rotary_dim": 4}),
+    "falcon": Their("falcon", {**FALCON, "num_kv_heads": 2, "new_decoder_architecture": True}),
+    "falcon of one key": Their("falcon", {**FALCON, "num_kv_heads": 1, "bias": True}),
+    "falcon in turn": Their("falcon", {**FALCON, "multi_query": False, "parallel_attn": False}),
+    "gpt2": Their("gpt2", GPT),
+    "gpt_bigcode": Their("gpt_bigcode", {**GPT, "multi_query": False}),
+    "gpt_bigcode of one key": Their("gpt_bigcode", {**GPT, "multi_query": True}),
+    "gpt_neo": Their(
+        "gpt_neo",
+        {
+            **{"hidden_size": 32, "num_layers": 3, "num_heads": 4, "vocab_size": 64},
+            **{"max_position_embeddings": 64, "window_size": 7},
+            "attention_types": [[["global", "local", "local"], 1]],
+            "attention_layers": ["global", "local", "local"],
+        },
     ),
     "gpt_neox": Their("gpt_neox", {**SIZES, "rotary_pct": 0.5}),
     "gpt_neox in turn": Their("gpt_neox", {**SIZES, "use_parallel_residual": False}),

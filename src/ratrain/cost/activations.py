@@ -30,17 +30,15 @@ def layer_activations(
     whole = tensor if sequence_parallel else 1
     h, q, kv = model.hidden, model.query_hidden, model.kv_hidden
     outside, inside = {"input": h}, {"q": q, "k": kv, "v": kv, "attention_out": q}
-    routed = dict[str, int]()
-    if model.experts is None:
+    if model.dense_ffn:
         inside |= dict.fromkeys(
-            ("gate", "up", "act") if model.gated_mlp else ("up", "act"), model.ffn
+            ("gate", "up", "act") if model.gated_mlp else ("up", "act"), model.dense_ffn
         )
-    else:
-        routed = _routed(model.ffn, model.experts, tensor)
+    routed = _routed(model.ffn, model.experts, tensor) if model.experts else dict[str, int]()
     if not model.parallel_residual:
         outside["residual"] = h
     if model.norm_places != "after":
-        outside |= {"norm1_out": h, "norm2_out": h}
+        outside |= {"norm1_out": h} if model.shared_norm else {"norm1_out": h, "norm2_out": h}
     if model.norm_places != "before":  # what the norms behind attention and MLP read
         outside |= {"attention_projected": h, "mlp_projected": h}
     if model.qk_norm != "none":
@@ -58,7 +56,8 @@ def _routed(width: int, experts: Experts, tensor: int) -> dict[str, int]:
     those chosen and of their order, and of each of so many what their MLP keeps."""
     pairs = min(experts.chosen, experts.count // tensor)
     router = 2 * experts.count + 2 * 4 * experts.chosen
-    return {"router": router, **dict.fromkeys(("gate", "up", "act"), pairs * width)}
+    made = dict.fromkeys(("expert_gate", "expert_up", "expert_act"), pairs * width)
+    return {"router": router, **made}
 
 
 def layer_activation_bytes(

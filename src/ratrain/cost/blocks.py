@@ -142,8 +142,8 @@ class Block:
     def elementwise_bytes(self, tokens: int, sequence: int) -> int:
         """Bytes that the forward's element-wise passes read and write, each pass fused.
 
-        Layer: two norms (read, write: 2h each; four where there are some before and after; those of
-        queries and keys alike), two residual sums (two reads, write: 3h each),
+        Layer: two norms (read, write: 2h each; four where there are some before and after, one that
+        is shared; those of queries and keys alike), two residual sums (two reads, write: 3h each),
         gated MLP (two reads, write: 3f) or plain activation (read, write: 2f); where there are
         experts, of each choice 3f, its row read and written (2h) and added (3h). Biases and rotary
         positions are fused into the GEMMs' and attention's own passes and not counted.
@@ -186,14 +186,15 @@ def _flops(work: Work) -> Flops:
 
 def _inside(model: ModelSpec, passes: int, *, rows: int) -> int:
     """Elements of a token that an MLP's passes move; `rows`: of h, of each choice of experts."""
+    dense = passes * model.dense_ffn
     if model.experts is None:
-        return passes * model.ffn
-    return model.experts.chosen * (passes * model.ffn + rows * model.hidden)
+        return dense
+    return dense + model.experts.chosen * (passes * model.ffn + rows * model.hidden)
 
 
 def _normalised(model: ModelSpec) -> int:
     """Elements of a token that a layer's norms read."""
-    norms = 4 if model.norm_places == "both" else 2
+    norms = 4 if model.norm_places == "both" else 1 if model.shared_norm else 2
     width = 0 if model.qk_norm == "none" else model.query_hidden + model.kv_hidden
     return norms * model.hidden + width
 

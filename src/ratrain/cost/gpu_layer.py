@@ -126,7 +126,7 @@ def _layer(block: Block, kernels: KernelModel, shape: Shape) -> tuple[_Work, _Wo
     qkv, gates = q + 2 * model.kv_hidden / t, 2 if model.gated_mlp else 1
     # (tokens, out, in, how many) of each weight
     linear = ((tokens, qkv, h, 1.0), (tokens, h, q, 1.0), *_inside(model, tokens, gates, t))
-    f = model.ffn / t * (model.experts.chosen if model.experts else 1)
+    f = (model.dense_ffn + (model.ffn * model.experts.chosen if model.experts else 0)) / t
     heads = model.heads / t
     scores = attention.score_elements(shape.micro_batch, heads, shape.sequence)
     sized = shape.micro_batch, heads, model.head_dim, shape.sequence
@@ -167,11 +167,13 @@ def _inside(
     model: ModelSpec, tokens: float, gates: int, tensor: int
 ) -> tuple[tuple[float, float, float, float], ...]:
     """An MLP's products. Experts are taken to be chosen equally often."""
-    h, f, experts = model.hidden, model.ffn, model.experts
+    h, f, experts, of_all = model.hidden, model.ffn, model.experts, model.dense_ffn / tensor
+    dense = ((tokens, gates * of_all, h, 1.0), (tokens, h, of_all, 1.0)) if of_all else ()
     if experts is None:
-        return (tokens, gates * f / tensor, h, 1.0), (tokens, h, f / tensor, 1.0)
+        return dense
     rows, count = tokens * experts.chosen / experts.count, experts.count / tensor
     return (
+        *dense,
         (tokens, count, h, 1.0),  # the router
         (rows, gates * f, h, count),
         (rows, h, f, count),

@@ -91,9 +91,9 @@ def compute_scratch_bytes(
     if kind == "embedding":
         piece = min(pieces_on(runs_on).product, rows * model.hidden) * 4 if wider else 0
         return piece + 2 * gathered + _looked_up_bytes(model, sequence, rows, element_bytes)
-    widest = model.ffn if kind == "layer" else model.vocab
-    if kind == "layer" and model.experts:
-        widest *= tensor  # experts are not cut
+    widest = model.vocab
+    if kind == "layer":  # experts are not cut
+        widest = max(model.dense_ffn, model.ffn * tensor if model.experts else 0)
     product = -(-max(widest, model.query_hidden) // tensor) * model.hidden
     piece = 2 * min(pieces_on(runs_on).product, product) * element_bytes if wider else 0
     if kind == "head":
@@ -129,12 +129,15 @@ def _looked_up_bytes(model: ModelSpec, sequence: int, rows: int, element_bytes: 
 def _inside_bytes(model: ModelSpec, element_bytes: int, tensor: int) -> int:
     """Of one token, in the backward of a layer's MLP. Of an expert its three gradients, or two rows
     of them gathered, beside the gradient of all rows; of the choices tokens, weights and their
-    gradients; of the router two gradients in fp32."""
+    gradients; of the router two gradients in fp32. Of an MLP beside experts what it alone has, and
+    the gradient that they have made."""
     experts = model.experts
+    dense = 3 * model.dense_ffn // tensor * element_bytes
     if experts is None:
-        return 3 * model.ffn // tensor * element_bytes
+        return dense
     widths = model.hidden + max(3 * model.ffn, model.ffn + model.hidden, 2 * model.hidden)
-    return widths * element_bytes + 4 * 4 * experts.chosen + 2 * 4 * experts.count
+    routed = widths * element_bytes + (4 * 4 + 4) * experts.chosen + 2 * 4 * experts.count
+    return max(routed, dense + 2 * model.hidden * element_bytes) if dense else routed
 
 
 def _attention_bytes(model: ModelSpec, element_bytes: int) -> int:

@@ -6,18 +6,19 @@ family of known pieces is one file in `families/` and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ratrain.describe.model import ModelSpec
+from ratrain.errors import SpecError
 from ratrain.readers.place import Place
 
 
 @dataclass(frozen=True)
 class Packed:
     """A tensor that holds several of our matrices (or vectors), one below the other. `by_head`:
-    head by head, each with a piece of every one of them."""
+    one key head after the other, each with a piece of every one of them."""
 
     tensor: str
     of: tuple[str, ...]
@@ -54,3 +55,20 @@ class Family:
     tensors: Mapping[str, Named]
     transposed: frozenset[str] = frozenset()  # modules whose files hold (inputs, outputs)
     also: Mapping[str, Named] = field(default_factory=dict[str, Named])  # in files of other makers
+
+
+def fields_of(read: object, keys: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a ModelSpec that keys of a config say by themselves; `keys`: by field."""
+    return {field: getattr(read, key) for field, key in keys.items()}
+
+
+def keys_of(model: ModelSpec, keys: Mapping[str, str]) -> dict[str, Any]:
+    """The keys that say them."""
+    return {key: getattr(model, field) for field, key in keys.items()}
+
+
+def refuse(place: Place, cases: Iterable[tuple[str, bool, str]], fix: str) -> None:
+    """Raises SpecError at the first of (key, whether it is so, what that is) that is so."""
+    for key, is_so, what in cases:
+        if is_so:
+            raise SpecError(f"{what} is not supported", place=str(place.at(key)), fix=fix)

@@ -13,26 +13,39 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.describe.families import (
+    arcee,
     baichuan,
+    cohere,
+    cohere2,
     ernie4_5,
     exaone4,
+    falcon,
     gemma,
     gemma2,
     gemma3,
     glm,
     glm4,
     gpt2,
+    gpt_bigcode,
+    gpt_neo,
     gpt_neox,
+    gptj,
     granite,
+    granitemoe,
+    granitemoeshared,
     llama,
     mistral,
     mixtral,
+    nemotron,
+    olmo,
     olmo2,
     olmo3,
     olmoe,
     opt,
+    phi,
     phi3,
     qwen2,
+    qwen2_moe,
     qwen3,
     qwen3_moe,
     seed_oss,
@@ -53,23 +66,9 @@ FAMILIES: Registry[Family] = Registry("family of models")
 """By their model_type, in the order in which they are tried for a model that names none."""
 for _module in (
     *(llama, qwen2, mistral, qwen3, phi3, gemma, gemma2, gemma3, olmo2, gpt2, gpt_neox),
-    *(
-        baichuan,
-        mixtral,
-        qwen3_moe,
-        smollm3,
-        granite,
-        olmo3,
-        olmoe,
-        seed_oss,
-        stablelm,
-        starcoder2,
-        exaone4,
-        glm,
-        glm4,
-        ernie4_5,
-        opt,
-    ),
+    *(baichuan, mixtral, qwen3_moe, smollm3, granite, olmo3, olmoe, seed_oss, stablelm),
+    *(starcoder2, exaone4, glm, glm4, ernie4_5, opt, cohere, cohere2, phi, gptj, falcon),
+    *(qwen2_moe, granitemoe, granitemoeshared, gpt_neo, gpt_bigcode, arcee, nemotron, olmo),
 ):
     FAMILIES.declare(_module.FAMILY.name, _module.FAMILY)
 
@@ -77,12 +76,9 @@ _HINTS = {
     "gemma3": "a model with pictures; its text part alone has the model_type gemma3_text",
     "mistral3": "a model with pictures; its text part alone has the model_type mistral",
     "gpt_oss": "scores beside those of tokens, and experts with biases",
-    "qwen2_moe": "an expert that every token has beside those that it chooses",
     "qwen3_next": "layers with a state in place of attention",
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), "keys and values of few numbers, expanded"),
     **dict.fromkeys(("llama4", "llama4_text"), "attention in chunks, experts in some layers"),
-    "phi": "attention and MLP behind one norm, and a bias of the logits",
-    **dict.fromkeys(("falcon", "cohere", "cohere2"), "attention and MLP behind one norm"),
     "bloom": "a norm behind its embedding",
 }
 """What of well-known families that are not there these units do not compute."""
@@ -108,7 +104,8 @@ def model_from_config(config: Mapping[str, Any], place: Place | None = None) -> 
         )
     read = FAMILIES[family].read(config, place)
     if read["head_dim"] is None:
-        read["head_dim"] = _head_dim(read["hidden"], read["heads"], family, place)
+        key = next((key for key in ("n_head", "num_heads") if key in config), None)
+        read["head_dim"] = _head_dim(read["hidden"], read["heads"], key, place)
     name = _name_of(config, place.file, family)
     try:
         return ModelSpec(**read, name=name, family=family, source=place.file or "a config.json")
@@ -175,15 +172,16 @@ def _computed(model: ModelSpec) -> ModelSpec:
 _THEIR_KEYS = {"kv_heads": "num_key_value_heads"}
 
 
-def _head_dim(hidden: int, heads: int, family: str, place: Place) -> int:
-    """The width of a head where the config does not give it."""
+def _head_dim(hidden: int, heads: int, key: str | None, place: Place) -> int:
+    """The width of a head where the config does not give it. `key`: of the heads, where it is of a
+    family that cannot give it."""
     if hidden % heads:
         divisors = [n for n in range(1, 2 * heads + 1) if hidden % n == 0]
         near = min(divisors, key=lambda n: abs(n - heads))
         raise SpecError(
             f"{heads} heads do not divide a hidden size of {hidden}",
-            place=str(place.at("n_head" if family == "gpt2" else "num_attention_heads")),
-            fix=f"use {near} heads" + (", or give head_dim" if family != "gpt2" else ""),
+            place=str(place.at(key or "num_attention_heads")),
+            fix=f"use {near} heads" + ("" if key else ", or give head_dim"),
         )
     return hidden // heads
 

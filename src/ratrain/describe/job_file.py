@@ -51,6 +51,8 @@ class _ClusterTable:
     # where fewer devices are left than it asks for it takes those, and plans for them where its
     # [layout] is for all
     without: tuple[Name, ...] = ()
+    # hosts that a run has lost: it writes them beside what was asked of it, and takes them in again
+    lost: tuple[Name, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,11 +142,11 @@ def _cluster_choice(table: _ClusterTable, base: Path, place: Place) -> ClusterCh
     file = base / table.name if table.name.endswith(".toml") else None
     _require_there(file, place.at("cluster", "name"))
     spec = _find_cluster(table.name, base, place)
-    if table.without:
+    if table.without or table.lost:
         try:
-            spec = spec.without(table.without)
+            spec = spec.without((*table.without, *table.lost))
         except SpecError as error:
-            at = str(place.at("cluster", "without"))
+            at = str(place.at("cluster", "without" if table.without else "lost"))
             raise SpecError(error.what, place=at, fix=error.fix) from error
         left = table.devices if spec.size is None else min(table.devices, spec.size)
         return ClusterChoice(spec, left, file)

@@ -33,6 +33,7 @@ class BlockShape:
     vocab: WidthOrNone = 0  # of an embedding or a head
     experts: HeadsOrNone = 0  # of a layer that has some
     chosen: HeadsOrNone = 0  # of them, for each token
+    shared: WidthOrNone = 0  # the width of an MLP that every token has beside them
     own: Annotated[str, Rule(high=255)] = ""  # a model of one's own modules, by its name
 
     def __str__(self) -> str:
@@ -44,7 +45,8 @@ class BlockShape:
         grouped = f" ({self.kv_heads} kv)" if self.kv_heads not in (0, self.heads) else ""
         mlp = f"{kind}MLP {self.ffn}"
         if self.experts:
-            mlp = f"{self.chosen} of {self.experts} experts of {self.ffn}"
+            beside = f" and MLP {self.shared}" if self.shared else ""
+            mlp = f"{self.chosen} of {self.experts} experts of {self.ffn}{beside}"
         return f"hidden {self.hidden}, {mlp}, {self.heads} heads{grouped}"
 
     @property
@@ -172,4 +174,7 @@ def shape_of(model: ModelSpec, block: BlockName) -> BlockShape:
         model.hidden, model.ffn, model.heads, model.kv_heads, model.head_dim, model.gated_mlp
     )
     experts = model.experts
-    return replace(shape, experts=experts.count, chosen=experts.chosen) if experts else shape
+    if experts is None:
+        return shape
+    shared = model.shared_expert or 0
+    return replace(shape, experts=experts.count, chosen=experts.chosen, shared=shared)

@@ -89,6 +89,10 @@ class ModelSpec:
     tied_embeddings: bool = False
     norm_head: bool = False  # Baichuan2: the rows of the head are L2-normalised
     parallel_residual: bool = False  # GPT-NeoX: attention and MLP read the same input
+    shared_norm: bool = False  # Phi, Cohere: and one norm of it
+    norm_weight: bool = True  # of layer norms; OLMo: none
+    norm_bias: bool = True  # of layer norms; Cohere, OLMo: none
+    head_bias: bool = False  # Phi: of the logits
     norm_epsilon: Annotated[float, Rule(low=0, high=1)] = 1e-5
     rope_theta: Theta = 10000.0
     rope_scaling: RopeScaling | None = None
@@ -110,6 +114,8 @@ class ModelSpec:
     residual_multiplier: Positive = 1.0  # Granite: of what attention and MLP add
     logits_divisor: Positive = 1.0  # Granite
     experts: Experts | None = None  # Mixtral, Qwen3-MoE: of each layer, in place of an MLP
+    shared_expert: WideWidth | None = None  # Qwen2-MoE: of an MLP beside them for every token
+    shared_expert_gate: bool = False  # and how much of it counts, by the token
     balance_loss: Annotated[float, Rule(low=0, high=100)] = 0.0  # weight of the experts' balance
     tuning: Tuning | None = None  # what a job trains of it; None: everything
     own: OwnUnits | None = None  # a user's own modules: no field but sizes says what they compute
@@ -145,7 +151,14 @@ class ModelSpec:
     def divided(self) -> dict[str, int]:
         """What a tensor group that divides everything must be able to share evenly, by name."""
         inside = {"experts": self.experts.count} if self.experts else {"ffn": self.ffn}
+        if self.shared_expert:
+            inside["shared_expert"] = self.shared_expert
         return {"heads": self.heads, "kv_heads": self.kv_heads, **inside, "vocab": self.vocab}
+
+    @property
+    def dense_ffn(self) -> int:
+        """Width of the MLP that every token has; 0: there are experts alone."""
+        return self.ffn if self.experts is None else self.shared_expert or 0
 
     @property
     def query_hidden(self) -> int:
@@ -160,20 +173,27 @@ ADDED = frozenset(
         *("global_layers", "local_rope_theta", "unrotated_layers", "attention_scale"),
         *("attention_softcap", "logit_softcap", "scaled_embedding", "embedding_multiplier"),
         *("residual_multiplier", "logits_divisor"),
+        *("shared_norm", "norm_weight", "norm_bias", "head_bias"),
+        *("shared_expert", "shared_expert_gate"),
         *("experts", "balance_loss", "tuning", "own"),
     )
 )
 """Fields that earlier versions did not have."""
 
 
+def added() -> dict[str, Any]:
+    """Fields that earlier versions did not have, and what those meant by leaving them out."""
+    return {field.name: field.default for field in fields(ModelSpec) if field.name in ADDED}
+
+
 def identity(model: ModelSpec) -> dict[str, Any]:
     """What a checkpoint's numbers depend on. Where they have their default, fields that earlier
     versions did not have are left out, so that what those wrote is still the same model's."""
-    defaults = {field.name: field.default for field in fields(model)}
+    defaults = added()
     return {
         name: value
         for name, value in asdict(model).items()
-        if name != "source" and not (name in ADDED and value == defaults[name])
+        if name != "source" and not (name in defaults and value == defaults[name])
     }
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 from ratrain.describe.model import Experts, ModelSpec
 
 Shapes = list[tuple[str, tuple[int, ...]]]
+LOGITS = "head.logits"
 ROUTER = "mlp.router"
+SHARE = "mlp.share"
+"""Says by how much the MLP counts that stands beside experts."""
+CHOOSING = (ROUTER, SHARE)
 EXPERTS = ("experts.gate", "experts.up", "experts.down")
 """Each one a stack of matrices, (experts, outputs, inputs)."""
 
@@ -24,7 +28,8 @@ def embedding_parameters(model: ModelSpec) -> Shapes:
 
 def head_parameters(model: ModelSpec) -> Shapes:
     """Those of the head, of which the last is the matrix that a tied model shares."""
-    return [*_norm("head.norm", model), ("head.logits", (model.vocab, model.hidden))]
+    bias = [(f"{LOGITS}.bias", (model.vocab,))] if model.head_bias else []
+    return [*_norm("head.norm", model), *bias, (LOGITS, (model.vocab, model.hidden))]
 
 
 def layer_parameters(model: ModelSpec) -> Shapes:
@@ -39,18 +44,16 @@ def layer_parameters(model: ModelSpec) -> Shapes:
         *_qk_norms(model),
         *_linear("attention.output", h, q, model.output_bias),
         *(_norm("attention.norm", model) if after else []),
-        *(_norm("norm2", model) if before else []),
-        *(
-            _mlp(model)
-            if model.experts is None
-            else _experts(model.hidden, model.ffn, model.experts)
-        ),
+        *(_norm("norm2", model) if before and not model.shared_norm else []),
+        *(_mlp(model) if model.dense_ffn else []),
+        *([(f"{SHARE}.weight", (1, h))] if model.shared_expert_gate else []),
+        *(_experts(h, model.ffn, model.experts) if model.experts else []),
         *(_norm("mlp.norm", model) if after else []),
     ]
 
 
 def _mlp(model: ModelSpec) -> Shapes:
-    h, f, bias = model.hidden, model.ffn, model.mlp_bias
+    h, f, bias = model.hidden, model.dense_ffn, model.mlp_bias
     gate = _linear("mlp.gate", f, h, bias) if model.gated_mlp else []
     return [*gate, *_linear("mlp.up", f, h, bias), *_linear("mlp.down", h, f, bias)]
 
@@ -78,5 +81,5 @@ def _linear(name: str, out: int, into: int, bias: bool) -> Shapes:
 
 
 def _norm(name: str, model: ModelSpec) -> Shapes:
-    weight = (f"{name}.weight", (model.hidden,))
-    return [weight] if model.norm == "rms" else [weight, (f"{name}.bias", (model.hidden,))]
+    kinds = {"weight": model.norm_weight, "bias": model.norm == "layer" and model.norm_bias}
+    return [(f"{name}.{kind}", (model.hidden,)) for kind, there in kinds.items() if there]

@@ -17,8 +17,9 @@ from ratrain.describe.huggingface import require_family
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.own import name_in_files
 from ratrain.describe.parameters import (
+    CHOOSING,
     EXPERTS,
-    ROUTER,
+    LOGITS,
     Shapes,
     embedding_parameters,
     head_parameters,
@@ -34,7 +35,7 @@ LORA_A, LORA_B = "lora_a", "lora_b"
 
 NARROWING = ("attention.output", "mlp.down")
 """Matrices that a tensor group divides by columns; it divides the others of a layer by rows."""
-_TIED = ("embedding.tokens", "head.logits")
+_TIED = ("embedding.tokens", LOGITS)
 
 
 class Given(NamedTuple):
@@ -90,8 +91,8 @@ def adapters(model: ModelSpec, unit: str) -> tuple[Adapter, ...]:
 
 
 def _may_adapt(module: str, shape: tuple[int, ...]) -> bool:
-    """Whether a matrix of a layer may have an adapter: experts and their router have none."""
-    return len(shape) == 2 and module != ROUTER
+    """Whether a matrix of a layer may have an adapter: experts and what chooses them have none."""
+    return len(shape) == 2 and module not in CHOOSING
 
 
 def _held(model: ModelSpec, unit: str, name: str, shape: tuple[int, ...]) -> str | None:
@@ -100,7 +101,7 @@ def _held(model: ModelSpec, unit: str, name: str, shape: tuple[int, ...]) -> str
     lora = model.tuning and model.tuning.lora
     if not lora or lora.base is None or unit in (EMBEDDING, HEAD):
         return None
-    return lora.base if len(shape) > 1 and name != f"{ROUTER}.weight" else "fp32"
+    return lora.base if len(shape) > 1 and name.removesuffix(".weight") not in CHOOSING else "fp32"
 
 
 def is_adapter(parameter: str) -> bool:
@@ -123,6 +124,8 @@ def names_in_files(model: ModelSpec, unit: str, parameter: str) -> list[str]:
     if isinstance(theirs, Numbered):
         assert model.experts is not None
         return [f"{theirs.tensor.format(unit, n)}.{kind}" for n in range(model.experts.count)]
+    if module in EXPERTS:
+        return [_module_name(model, unit, module)]
     return [f"{_module_name(model, unit, module)}.{kind}"]
 
 

@@ -1,5 +1,6 @@
 """x + attention(norm(x)): the first half of a layer as one differentiable function. Families put
-norms before attention, behind it, or both, and may normalise queries and keys.
+norms before attention, behind it, or both, and may normalise queries and keys. Where the MLP reads
+the same norm's output, that is a second output.
 
 Kept for backward: x, norm out, q, k (turned), v, attention out, and three numbers or fewer a
 token, or the softmax where attention stores its scores; what norms of queries, keys and attention's
@@ -36,7 +37,7 @@ from ratrain.models.functions.linear import (
 )
 from ratrain.models.functions.norm import Norm, norm_of
 from ratrain.models.functions.positions import Rotary, alibi_row, rotary_of, rotary_table, rotate_
-from ratrain.models.functions.rows import Rows, add_own, by_rank, own_rows, summed
+from ratrain.models.functions.rows import Rows, add_own, by_rank, own_rows, spread, summed
 from ratrain.models.functions.stored_attention import CAPPED
 from ratrain.models.shapes import LayerShape, layer_shape
 from ratrain.models.tensor_group import TensorGroup, divides_rows, dividing, division_of
@@ -59,6 +60,7 @@ class AttentionPlan:
     after: Norm | None
     qk_norms: tuple[Norm, Norm] | None
     whole_width: bool  # these are of all heads at once
+    shares_norm: bool = False  # what `before` makes is for the MLP too
     multiplier: float = 1.0  # of the result, by that of the values
     group: TensorGroup | None = None
     core: AttentionCore = FLASH
@@ -119,6 +121,7 @@ def attention_plan(
         after=None if spec.norm_places == "before" else norm_of(spec, "attention.norm"),
         qk_norms=None if spec.qk_norm == "none" else qk_norms,
         whole_width=spec.qk_norm == "width",
+        shares_norm=spec.shared_norm,
         multiplier=spec.residual_multiplier,
         group=group,
         core=core,
@@ -171,12 +174,13 @@ def onto_residual(
 
 class AttentionBlock(Function):
     """apply(x [b, S, h], weights, plan, (b, S)) -> [b, S, h]; where the group divides rows, of x as
-    `spread` makes it this rank's own rows."""
+    `spread` makes it this rank's own rows. With a norm that is shared also what it makes, in the
+    shape of x."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weights: Weights, plan: AttentionPlan, batch: tuple[int, int]
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         group = plan.group
         flat = own_rows(x, group)
         normed, rstd = (flat, None) if plan.before is None else plan.before.forward(weights, flat)
@@ -190,7 +194,8 @@ class AttentionBlock(Function):
             *(x, normed, rstd, q, k, v, output, kept, result, after), *unnormed, *made
         )
         ctx.weights, ctx.plan = weights, plan
-        return between if divides_rows(group) else between.view(x.shape)
+        between = between if divides_rows(group) else between.view(x.shape)
+        return (between, in_shape(normed, x, group)) if plan.shares_norm else between
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
@@ -235,12 +240,19 @@ class AttentionBlock(Function):
         weight_gradients(weights, QKV, (dq, dk, dv), inputs, group)
         d_normed = input_gradients(weights, QKV, (dq, dk, dv))
         del dq, dk, dv
+        if plan.shares_norm:
+            d_normed.add_(grads[1].reshape(d_normed.shape))
         inputs.let_go()
         if plan.before is None:
             dx = add_own(by_rank(d_normed, group), residual, group)
         else:
             dx = plan.before.part_backward(weights, d_normed, flat, rstd, residual, group)
         return dx.view(x.shape), None, None, None
+
+
+def in_shape(rows: Tensor, x: Tensor, group: TensorGroup | None) -> Tensor:
+    """Rows [tokens, h] that are here, as a unit that takes x takes them."""
+    return spread(rows, group) if divides_rows(group) else rows.view(x.shape)
 
 
 def mixed_heads(output: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def layer_onward(layer: Layer, weights: Weights, x: Tensor, cache: KeptKeys) -> 
     else:
         output = _last(made.q, keys, values, scores)
     between = onto_residual(weights, plan, mixed_heads(output), flat)[0].view(x.shape)
-    return layer.second_half(weights, x, between)
+    return layer.second_half(weights, normed.view(x.shape) if plan.shares_norm else x, between)
 
 
 def _last(q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:

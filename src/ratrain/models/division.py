@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ratrain.describe.held import SCALES
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.parameters import EXPERTS, ROUTER
+from ratrain.describe.parameters import EXPERTS, LOGITS, ROUTER
 from ratrain.describe.trained import LORA_A, NARROWING
 from ratrain.errors import SpecError
 
@@ -22,7 +22,7 @@ _BY_ROWS = (
     *(ROUTER, *EXPERTS),
 )
 _BY_COLUMNS = tuple(f"{module}.weight" for module in NARROWING)
-_BY_WORDS = ("embedding.tokens", "head.logits")
+_BY_WORDS = ("embedding.tokens", LOGITS, f"{LOGITS}.bias")
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from ratrain.describe.model import Experts, ModelSpec
 from ratrain.describe.parameters import EXPERTS, ROUTER
 from ratrain.models.expert_load import ExpertLoad
 from ratrain.models.functions.activation import activated, activation_gradients_
-from ratrain.models.functions.linear import accumulation_dtype
+from ratrain.models.functions.linear import accumulation_dtype, row_dots, scale_rows_
 from ratrain.models.functions.rows import Rows, add_own, by_rank, summed
 from ratrain.models.tensor_group import TensorGroup, division_of
 from ratrain.models.weights import Weights
@@ -65,6 +65,7 @@ class SparseMlp:
     layers: int
     balance_loss: float
     load: ExpertLoad = field(compare=False)
+    multiplier: float = 1.0  # of the result, by that of the experts' weights
     group: TensorGroup | None = None
 
     def balance(self, targets: Tensor, loss_weight: float) -> Balance | None:
@@ -77,6 +78,13 @@ class SparseMlp:
     def forward(
         self, weights: Weights, inputs: Rows, residual: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        output, kept = self.part(weights, inputs)
+        if residual is None:
+            return summed(output, self.group), kept
+        return add_own(output, residual, self.group), kept
+
+    def part(self, weights: Weights, inputs: Rows) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(this rank's part of the output; what backward needs)."""
         rows = inputs.all()
         probabilities, chosen = self._routed(weights, rows)
         order = chosen.view(-1).argsort(stable=True)
@@ -93,18 +101,13 @@ class SparseMlp:
         del rows
         inputs.let_go()
         act = activated(self.activation, up, gate)
-        shares = self._shares(probabilities, chosen).view(-1)
+        shares = self._shares(probabilities, chosen).view(-1).mul_(self.multiplier)
         for each in here:
             made = act[each.place] @ weights.of_stack(DOWN, each.expert).t()
-            made.mul_(shares.index_select(0, each.pairs).unsqueeze_(1))
+            scale_rows_(made, shares.index_select(0, each.pairs))
             output.index_add_(0, each.tokens, made)
             del made
-        output = by_rank(output, self.group)
-        if residual is None:
-            output = summed(output, self.group)
-        else:
-            add_own(output, residual, self.group)
-        return output, (probabilities, chosen, order, gate, up, act)
+        return by_rank(output, self.group), (probabilities, chosen, order, gate, up, act)
 
     def backward(
         self,
@@ -119,13 +122,13 @@ class SparseMlp:
         self.load.count(tokens, division_of(self.group).degree)
         here = list(self._pairs(tokens, order))
         shares = self._shares(probabilities, chosen)
-        d_shares = torch.zeros_like(shares)
+        weighed, d_shares = shares * self.multiplier, torch.zeros_like(shares)
         d_rows = torch.zeros_like(rows)
         for each in here:
             d_act = rows.index_select(0, each.tokens) @ weights.of_stack(DOWN, each.expert)
-            of_pairs = (d_act * act[each.place]).sum(1, dtype=shares.dtype)
+            of_pairs = row_dots(d_act, act[each.place])
             d_shares.view(-1).index_copy_(0, each.pairs, of_pairs)
-            d_act.mul_(shares.view(-1).index_select(0, each.pairs).unsqueeze_(1))
+            scale_rows_(d_act, weighed.view(-1).index_select(0, each.pairs))
             d_up, d_gate = up[each.place], gate[each.place]
             activation_gradients_(self.activation, d_act, d_up, d_gate)
             del d_act
@@ -135,12 +138,13 @@ class SparseMlp:
             del given
         if self.group is not None:
             self.group.sum_(d_shares)
+        d_shares.mul_(self.multiplier)
         d_logits = self._router_gradient(probabilities, chosen, shares, d_shares, balance)
         own = d_logits[:, self._own].to(rows.dtype).contiguous()
         del d_logits
         weights.add_product(ROUTER_WEIGHT, Rows(own), inputs)
         d_rows.addmm_(own, weights[ROUTER_WEIGHT])
-        self._weight_gradients(weights, here, grad, inputs, shares.view(-1), (gate, up, act))
+        self._weight_gradients(weights, here, grad, inputs, weighed.view(-1), (gate, up, act))
         return d_rows
 
     @property
@@ -219,7 +223,7 @@ class SparseMlp:
 
         def of_output(each: ExpertPairs) -> Tensor:
             rows = grad.all().index_select(0, each.tokens)
-            return rows.mul_(shares.index_select(0, each.pairs).unsqueeze_(1))
+            return scale_rows_(rows, shares.index_select(0, each.pairs))
 
         def of_input(each: ExpertPairs) -> Tensor:
             return inputs.all().index_select(0, each.tokens)
@@ -234,4 +238,12 @@ def sparse_mlp(spec: ModelSpec, group: TensorGroup | None) -> SparseMlp:
     """That of a model's layers."""
     assert spec.experts is not None
     load = ExpertLoad([0] * spec.experts.count)
-    return SparseMlp(spec.activation, spec.experts, spec.layers, spec.balance_loss, load, group)
+    return SparseMlp(
+        spec.activation,
+        spec.experts,
+        spec.layers,
+        spec.balance_loss,
+        load,
+        spec.residual_multiplier,
+        group,
+    )

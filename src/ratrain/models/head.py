@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.parameters import LOGITS
 from ratrain.models import kernels
 from ratrain.models.embedding import own_words
 from ratrain.models.functions.chunks import chunk_elements
@@ -30,7 +31,7 @@ from ratrain.models.functions.stored_attention import soft_cap_
 from ratrain.models.tensor_group import TensorGroup, divides_rows
 from ratrain.models.weights import Weights
 
-NORM, LOGITS = "head.norm", "head.logits"
+NORM = "head.norm"
 IGNORED = -100  # a target that is not counted
 LEAST_LENGTH = 1e-12  # torch.nn.functional.normalize's
 
@@ -44,13 +45,14 @@ class HeadPlan:
     normalised: bool
     softcap: float | None = None
     divisor: float = 1.0
+    biased: bool = False
     group: TensorGroup | None = None
 
 
 def head_plan(spec: ModelSpec, group: TensorGroup | None) -> HeadPlan:
     """The plan of a model's head."""
     norm, softcap = norm_of(spec, NORM), spec.logit_softcap
-    return HeadPlan(norm, spec.norm_head, softcap, spec.logits_divisor, group)
+    return HeadPlan(norm, spec.norm_head, softcap, spec.logits_divisor, spec.head_bias, group)
 
 
 class HeadLoss(Function):
@@ -88,6 +90,9 @@ class HeadLoss(Function):
             known, rstd = plan.norm.forward(weights, flat)
             inputs = Rows(normed, group, known)
             del known
+        if plan.biased:
+            dtype = accumulation_dtype(d_logits.dtype)
+            weights.add(f"{LOGITS}.bias", d_logits.sum(0, dtype=dtype))
         weights.add_product(LOGITS, Rows(d_logits), inputs, shortening)
         inputs.let_go()
         d_normed = d_logits @ weights[LOGITS]
@@ -122,6 +127,8 @@ def _logits(normed: Tensor, weights: Weights, plan: HeadPlan) -> tuple[Tensor, T
     """(logits [tokens, V], one over the length of each row of the matrix, or None)."""
     matrix = weights[LOGITS]
     logits = normed @ matrix.t()
+    if plan.biased:
+        logits.add_(weights[f"{LOGITS}.bias"])
     if plan.divisor != 1:
         logits.div_(plan.divisor)
     if plan.softcap is not None:

@@ -1,6 +1,6 @@
 """x + mlp(norm(x)): the second half of a layer as one function. The MLP is down(f(gate) up), or
-down(f(up)), or several of which each token has some (`experts`); families put norms before it,
-behind it, or both.
+down(f(up)), or several of which each token has some (`experts`), or both; families put norms before
+it, behind it, or both.
 
 Kept for backward: x, norm out, what is inside, what a norm behind the MLP reads, and a number or
 two a token.
@@ -10,8 +10,9 @@ part of a sum that is left to the caller; the gradient of x is complete: it is s
 the group divides rows, x and its gradient are this rank's own, and so is what the gradient of the
 output says.
 
-Where attention and MLP read the same input (GPT-NeoX), x is the layer's, the output is added `onto`
-attention's, and the gradient of x is left to the caller too, as a part.
+Where attention and MLP read the same input (GPT-NeoX), x is the layer's, or what attention's norm
+made of it (Phi), the output is added `onto` attention's, and the gradient of x is left to the
+caller too, as a part.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ratrain.describe.model import ModelSpec
-from ratrain.models.experts import Balance, sparse_mlp
+from ratrain.describe.parameters import SHARE
+from ratrain.models.expert_load import ExpertLoad
+from ratrain.models.experts import Balance, SparseMlp, sparse_mlp
 from ratrain.models.functions.activation import activated, activation_gradients_
 from ratrain.models.functions.linear import (
     input_gradient,
@@ -31,17 +34,26 @@ from ratrain.models.functions.linear import (
     linear_onto,
     linear_summed,
     linears,
+    row_dots,
     weight_gradient,
     weight_gradients,
 )
 from ratrain.models.functions.norm import Norm, norm_of
 from ratrain.models.functions.rows import Rows, by_rank, own_rows, part_of, summed
-from ratrain.models.tensor_group import TensorGroup, divides_rows, dividing
+from ratrain.models.tensor_group import TensorGroup, divides_rows, dividing, leads
 from ratrain.models.weights import Weights
+
+SHARE_WEIGHT = f"{SHARE}.weight"
+_OF_DENSE = 4
+"""What DenseMlp keeps."""
 
 
 class Inside(Protocol):
-    """What stands between a block's norms, of rows that are `inputs`."""
+    """What stands between a block's norms, of rows that are `inputs`. `load`: what is counted of
+    its experts, where it has some."""
+
+    @property
+    def load(self) -> ExpertLoad | None: ...
 
     def balance(self, targets: Tensor, loss_weight: float, /) -> Balance | None:
         """What else it is trained for, of a micro-batch whose losses are times `loss_weight`."""
@@ -69,17 +81,23 @@ class Inside(Protocol):
 
 @dataclass(frozen=True)
 class DenseMlp:
-    """One MLP: kept are gate, up and their product."""
+    """One MLP: kept are gate, up and their product. `shares`: it counts by as much as a token says,
+    which is kept too."""
 
     activation: str
     gated: bool
     multiplier: float = 1.0  # of the result, by that of what is inside
+    shares: bool = False
     group: TensorGroup | None = None
 
     @property
     def widening(self) -> tuple[str, ...]:
         """The matrices that read the rows."""
         return ("mlp.gate", "mlp.up") if self.gated else ("mlp.up",)
+
+    @property
+    def load(self) -> None:
+        return None
 
     def balance(self, _targets: Tensor, _loss_weight: float) -> None:
         return None
@@ -89,8 +107,11 @@ class DenseMlp:
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         *gates, up = linears(weights, self.widening, inputs.all())
         gate = gates[0] if gates else None
+        share = (inputs.all() @ weights[SHARE_WEIGHT].t()).sigmoid_() if self.shares else None
         inputs.let_go()
         act = activated(self.activation, up, gate)
+        if share is not None:
+            act.mul_(share)
         if self.multiplier != 1:
             act.mul_(self.multiplier)
         if residual is None:
@@ -98,7 +119,7 @@ class DenseMlp:
         else:
             part = linear_onto(weights, "mlp.down", act, residual, self.group)
             output = by_rank(part, self.group)
-        return output, (gate, up, act)
+        return output, (gate, up, act, share)
 
     def backward(
         self,
@@ -108,17 +129,66 @@ class DenseMlp:
         kept: tuple[Any, ...],
         _balance: Balance | None,
     ) -> Tensor:
-        gate, up, act = kept
+        gate, up, act, share = kept
         weight_gradient(weights, "mlp.down", grad, Rows(act), self.group)
         d_act = input_gradient(weights, "mlp.down", grad.all())
         if self.multiplier != 1:
             d_act.mul_(self.multiplier)
+        d_said = None if share is None else self._share_gradient(d_act, act, share)
         activation_gradients_(self.activation, d_act, up, gate)
         del d_act
         grad.let_go()
         made = [up] if gate is None else [gate, up]
         weight_gradients(weights, self.widening, made, inputs, self.group)
-        return input_gradients(weights, self.widening, made)
+        result = input_gradients(weights, self.widening, made)
+        if d_said is not None:
+            weights.add_product(SHARE_WEIGHT, Rows(d_said), inputs)
+            if leads(self.group):
+                result.addmm_(d_said, weights[SHARE_WEIGHT])
+        return result
+
+    def _share_gradient(self, d_act: Tensor, act: Tensor, share: Tensor) -> Tensor:
+        """The gradient of what each token says, before its sigmoid, [tokens, 1]; that of `act`
+        becomes the gradient of what it was before it was shared."""
+        said = row_dots(d_act, act).unsqueeze_(1)
+        if self.group is not None:
+            self.group.sum_(said)
+        d_act.mul_(share)
+        return said.mul_(1 - share).to(act.dtype)
+
+
+@dataclass(frozen=True)
+class SharedMlp:
+    """Experts, and beside them an MLP that every token has."""
+
+    sparse: SparseMlp
+    dense: DenseMlp
+
+    @property
+    def load(self) -> ExpertLoad:
+        return self.sparse.load
+
+    def balance(self, targets: Tensor, loss_weight: float) -> Balance | None:
+        return self.sparse.balance(targets, loss_weight)
+
+    def forward(
+        self, weights: Weights, inputs: Rows, residual: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        part, of_sparse = self.sparse.part(weights, inputs)
+        output, of_dense = self.dense.forward(weights, inputs, residual)
+        return output.add_(part), (*of_dense, *of_sparse)
+
+    def backward(
+        self,
+        weights: Weights,
+        grad: Rows,
+        inputs: Rows,
+        kept: tuple[Any, ...],
+        balance: Balance | None,
+    ) -> Tensor:
+        of_dense, of_sparse = kept[:_OF_DENSE], kept[_OF_DENSE:]
+        d_rows = self.sparse.backward(weights, grad, inputs, of_sparse, balance)
+        return d_rows.add_(self.dense.backward(weights, grad, inputs, of_dense, None))
 
 
 @dataclass(frozen=True)
@@ -133,13 +203,21 @@ class MlpPlan:
 
 def mlp_plan(spec: ModelSpec, group: TensorGroup | None) -> MlpPlan:
     """The plan of a model's layers."""
-    dense = DenseMlp(spec.activation, spec.gated_mlp, spec.residual_multiplier, group)
     return MlpPlan(
-        inside=dense if spec.experts is None else sparse_mlp(spec, group),
-        before=None if spec.norm_places == "after" else norm_of(spec, "norm2"),
+        inside=_inside(spec, group),
+        before=None if spec.norm_places == "after" or spec.shared_norm else norm_of(spec, "norm2"),
         after=None if spec.norm_places == "before" else norm_of(spec, "mlp.norm"),
         group=group,
     )
+
+
+def _inside(spec: ModelSpec, group: TensorGroup | None) -> Inside:
+    multiplier, shares = spec.residual_multiplier, spec.shared_expert_gate
+    dense = DenseMlp(spec.activation, spec.gated_mlp, multiplier, shares, group)
+    if spec.experts is None:
+        return dense
+    sparse = sparse_mlp(spec, group)
+    return SharedMlp(sparse, dense) if spec.shared_expert else sparse
 
 
 class MlpBlock(Function):
@@ -218,7 +296,8 @@ def _part_gradient(
     weights: Weights, plan: MlpPlan, d_normed: Tensor, flat: Tensor, rstd: Tensor
 ) -> Tensor:
     """This rank's part of the gradient of x, without the residual's."""
-    assert plan.before is not None
+    if plan.before is None:
+        return d_normed
     if divides_rows(plan.group):
         flat = Rows(flat, plan.group).all()
         rstd = plan.before.statistics(weights, flat)

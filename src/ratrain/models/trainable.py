@@ -5,12 +5,13 @@ from __future__ import annotations
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 
-SILU, GELU, GELU_TANH, RELU = "silu", "gelu", "gelu_tanh", "relu"
+SILU, GELU, GELU_TANH, RELU, RELU2 = "silu", "gelu", "gelu_tanh", "relu", "relu2"
 ACTIVATIONS = {
     **dict.fromkeys(("silu", "swish"), SILU),
     **dict.fromkeys(("gelu", "gelu_python"), GELU),
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_accurate"), GELU_TANH),
     "relu": RELU,
+    "relu2": RELU2,
 }
 """The activations that are computed, by the names that Transformers has for each."""
 SCALINGS = ("linear", "llama3", "yarn", "longrope")
@@ -29,12 +30,20 @@ def trains(model: ModelSpec) -> str | None:
         reasons.append("ALiBi with a window or soft caps")
     if model.position == "rope":
         reasons += _rotary(model)
-    if model.norm == "layer" and (model.norm_plus_one or model.qk_norm != "none"):
-        reasons.append("layer norm of queries and keys, or by 1 + its weight")
+    if model.norm == "rms" and not model.norm_weight:
+        reasons.append("rms norms without weights")
+    if model.norm == "layer" and model.qk_norm != "none":
+        reasons.append("layer norm of queries and keys")
+    if model.head_bias and model.tied_embeddings:
+        reasons.append("a bias of the logits with tied_embeddings")
+    if model.shared_norm and not model.parallel_residual:
+        reasons.append("shared_norm without parallel_residual")
     if model.parallel_residual and model.norm_places != "before":
         reasons.append("parallel_residual with norms behind attention")
     if model.residual_multiplier != 1 and (model.output_bias or model.mlp_bias):
         reasons.append("residual_multiplier with biases of what it multiplies")
+    if model.experts is None and (model.shared_expert or model.shared_expert_gate):
+        reasons.append("shared_expert without experts")
     if model.experts is not None:
         reasons += _experts(model)
     return ", ".join(reasons) or None
@@ -46,7 +55,8 @@ def _experts(model: ModelSpec) -> list[str]:
         "gated_mlp = false": not model.gated_mlp,
         "mlp_bias": model.mlp_bias,
         "parallel_residual": model.parallel_residual,
-        "residual_multiplier": model.residual_multiplier != 1,
+        "a shared one and norms behind": bool(model.shared_expert)
+        and model.norm_places != "before",
     }
     return [f"experts with {name}" for name, found in odd.items() if found]
 

@@ -12,9 +12,9 @@ from ratrain.errors import SpecError
 from ratrain.models.attention_block import AttentionBlock, AttentionPlan, attention_plan
 from ratrain.models.embedding import Embed, EmbeddingPlan, embedding_plan
 from ratrain.models.expert_load import ExpertLoad
-from ratrain.models.experts import Balance, SparseMlp
+from ratrain.models.experts import Balance
 from ratrain.models.functions.attention import FLASH, AttentionCore
-from ratrain.models.functions.differentiable import differentiable
+from ratrain.models.functions.differentiable import differentiable, differentiables
 from ratrain.models.functions.dropout import Within, dropped
 from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan, likeliest
 from ratrain.models.micro_batch import MicroBatch
@@ -63,7 +63,8 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Layer:
-    """[b, S, h] to [b, S, h]: attention, then MLP, each onto its input; or both of one input."""
+    """[b, S, h] to [b, S, h]: attention, then MLP, each onto its input; or both of one input, or of
+    one norm of it."""
 
     layout: UnitParameters
     plan: AttentionPlan
@@ -79,18 +80,23 @@ class Layer:
                 place="layer",
                 fix="raise the sequence length, or shorten the sequences",
             )
-        between = differentiable(AttentionBlock, x, weights, self.plan, (sequences, length))
+        given, read = (x, weights, self.plan, (sequences, length)), x
+        if self.plan.shares_norm:
+            between, read = differentiables(AttentionBlock, *given)
+        else:
+            between = differentiable(AttentionBlock, *given)
         group, drawn = self.plan.group, batch.drawn
         own = x[division_of(group).rank] if divides_rows(group) else x
         between = dropped(between, drawn, self.name, 0, own, Within(sequences, group))
         balance = self.mlp.inside.balance(batch.targets, batch.loss_weight)
-        output = self.second_half(weights, x, between, balance)
+        output = self.second_half(weights, read, between, balance)
         return dropped(output, drawn, self.name, 1, between, Within(sequences, group, part=True))
 
     def second_half(
         self, weights: Weights, x: Tensor, between: Tensor, balance: Balance | None = None
     ) -> Tensor:
-        """The layer's output, of its input and of attention's output onto it."""
+        """The layer's output, of its input (or that of attention's norm, where both read it) and of
+        attention's output onto it."""
         given = (x, between) if self.parallel else (between, None)
         return differentiable(MlpBlock, *given, weights, self.mlp, balance)
 
@@ -138,5 +144,4 @@ def unit_of(
 
 def expert_load(unit: Unit) -> ExpertLoad | None:
     """What a layer counts of its experts; None where it has none."""
-    inside = unit.mlp.inside if isinstance(unit, Layer) else None
-    return inside.load if isinstance(inside, SparseMlp) else None
+    return unit.mlp.inside.load if isinstance(unit, Layer) else None

@@ -252,6 +252,8 @@ def profile_toml(entries: Sequence[LayerProfile], mark: Callable[[str], str]) ->
             }
             if shape.experts:
                 keys |= {"experts": shape.experts, "chosen": shape.chosen}
+            if shape.shared:
+                keys["shared"] = shape.shared
         inside = ", ".join(f"{key} = {value}" for key, value in keys.items())
         lines += [
             "",

@@ -58,9 +58,8 @@ def of_gemma(
 def to_gemma(model: ModelSpec) -> dict[str, Any]:
     """Gemma's keys of a model."""
     scale = model.attention_scale
-    keys = {key: value for key, value in llama_keys(model).items() if key != "hidden_act"}
     return {
-        **keys,
+        **llama_keys(model, "hidden_act"),
         "hidden_activation": model.activation,
         "attention_bias": model.qkv_bias,
         "query_pre_attn_scalar": model.head_dim if scale is None else round(scale**-2),

@@ -8,10 +8,9 @@ from typing import Any
 
 from ratrain.describe.amounts import Heads, Layers, Positions, WideWidth, Width
 from ratrain.describe.families.llama import Activation, Epsilon
-from ratrain.describe.family import Family, Packed
+from ratrain.describe.family import Family, Packed, fields_of, keys_of, refuse
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import load
-from ratrain.errors import SpecError
 from ratrain.readers.place import Place
 
 GPT = {
@@ -25,7 +24,9 @@ GPT = {
 
 
 @dataclass(frozen=True)
-class _Gpt2:
+class GptKeys:
+    """What GPT-2 and GPT-J say alike."""
+
     n_embd: Width
     n_head: Heads
     n_layer: Layers
@@ -35,66 +36,76 @@ class _Gpt2:
     activation_function: Activation = "gelu_new"
     layer_norm_epsilon: Epsilon = 1e-5
     tie_word_embeddings: bool = True
+
+
+@dataclass(frozen=True)
+class Gpt2Keys(GptKeys):
+    """GPT-2's keys; StarCoder's are some more."""
+
     scale_attn_weights: bool = True
     scale_attn_by_inverse_layer_idx: bool = False
     add_cross_attention: bool = False
 
 
-def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    read = load(_Gpt2, config, place, strict=False)
-    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if getattr(read, key):
-            raise SpecError(
-                f"a GPT-2 with {key} is not supported",
-                place=str(place.at(key)),
-                fix="use a model without it",
-            )
+KEYS = {
+    "hidden": "n_embd",
+    "heads": "n_head",
+    "layers": "n_layer",
+    "vocab": "vocab_size",
+    "max_positions": "n_positions",
+    "activation": "activation_function",
+    "norm_epsilon": "layer_norm_epsilon",
+    "tied_embeddings": "tie_word_embeddings",
+}
+
+
+def of_gpt(read: GptKeys) -> dict[str, Any]:
+    """The fields of a ModelSpec that the keys of GPT-2 and GPT-J say."""
     return {
         **GPT,
-        "hidden": read.n_embd,
-        "layers": read.n_layer,
-        "heads": read.n_head,
+        **fields_of(read, KEYS),
         "kv_heads": read.n_head,
         "head_dim": None,
         "ffn": read.n_inner or 4 * read.n_embd,
-        "vocab": read.vocab_size,
-        "max_positions": read.n_positions,
-        "activation": read.activation_function,
-        "norm_epsilon": read.layer_norm_epsilon,
-        "position": "learned",
-        "attention_scale": None if read.scale_attn_weights else 1.0,
-        "tied_embeddings": read.tie_word_embeddings,
     }
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return {
-        "n_embd": model.hidden,
-        "n_head": model.heads,
-        "n_layer": model.layers,
-        "vocab_size": model.vocab,
-        "n_inner": model.ffn,
-        "n_positions": model.max_positions,
-        "activation_function": model.activation,
-        "layer_norm_epsilon": model.norm_epsilon,
-        "tie_word_embeddings": model.tied_embeddings,
-        "scale_attn_weights": model.attention_scale is None,
-    }
+def gpt_keys(model: ModelSpec) -> dict[str, Any]:
+    """Those keys of a model."""
+    return {**keys_of(model, KEYS), "n_inner": model.ffn}
 
 
-_QKV = Packed("transformer.h.{}.attn.c_attn", ("attention.q", "attention.k", "attention.v"))
+def of_gpt2(read: Gpt2Keys, place: Place) -> dict[str, Any]:
+    """The fields of a ModelSpec that they say."""
+    odd = ("scale_attn_by_inverse_layer_idx", "add_cross_attention")
+    cases = [(key, getattr(read, key), f"a GPT-2 with {key}") for key in odd]
+    refuse(place, cases, "use a model without it")
+    scale = None if read.scale_attn_weights else 1.0
+    return {**of_gpt(read), "position": "learned", "attention_scale": scale}
+
+
+def gpt2_keys(model: ModelSpec) -> dict[str, Any]:
+    """Those keys of a model."""
+    return {**gpt_keys(model), "scale_attn_weights": model.attention_scale is None}
+
+
+def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    return of_gpt2(load(Gpt2Keys, config, place, strict=False), place)
+
+
+QKV = Packed("transformer.h.{}.attn.c_attn", ("attention.q", "attention.k", "attention.v"))
 
 FAMILY = Family(
     "gpt2",
     "GPT2LMHeadModel",
     "GPT-2, DistilGPT2, Cerebras-GPT",
     _read,
-    _write,
+    gpt2_keys,
     {
         "embedding.tokens": "transformer.wte",
         "embedding.positions": "transformer.wpe",
         "norm1": "transformer.h.{}.ln_1",
-        **dict.fromkeys(_QKV.of, _QKV),
+        **dict.fromkeys(QKV.of, QKV),
         "attention.output": "transformer.h.{}.attn.c_proj",
         "norm2": "transformer.h.{}.ln_2",
         "mlp.up": "transformer.h.{}.mlp.c_fc",
@@ -102,5 +113,5 @@ FAMILY = Family(
         "head.norm": "transformer.ln_f",
         "head.logits": "lm_head",
     },
-    transposed=frozenset((*_QKV.of, "attention.output", "mlp.up", "mlp.down")),
+    transposed=frozenset((*QKV.of, "attention.output", "mlp.up", "mlp.down")),
 )

@@ -44,16 +44,15 @@ def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
     }
 
 
-_ELSEWHERE = (
+_UNKNOWN = (
     *("num_key_value_heads", "head_dim", "rms_norm_eps"),
     *("rope_theta", "partial_rotary_factor"),
 )
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    keys = to_keys(model)
     return {
-        **{key: value for key, value in keys.items() if key not in _ELSEWHERE},
+        **to_keys(model, *_UNKNOWN),
         "attention_bias": model.qkv_bias,
         "layer_norm_eps": model.norm_epsilon,
         "rotary_emb_base": model.rope_theta,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ratrain.describe.families.llama import TENSORS, LlamaKeys, of_keys, to_keys
+from ratrain.describe.families.llama import TENSORS, LlamaKeys, biased_keys, of_keys
 from ratrain.describe.family import Family
 from ratrain.describe.model import ModelSpec, Positive
 from ratrain.describe.strict import load
@@ -14,15 +14,17 @@ from ratrain.readers.place import Place
 
 
 @dataclass(frozen=True)
-class _Granite(LlamaKeys):
+class GraniteKeys(LlamaKeys):
+    """Granite's keys; those of its models with experts are more."""
+
     embedding_multiplier: Positive = 1.0
     attention_multiplier: Positive = 1.0
     residual_multiplier: Positive = 1.0
     logits_scaling: Positive = 1.0
 
 
-def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    read = load(_Granite, config, place, strict=False)
+def of_granite(read: GraniteKeys, place: Place) -> dict[str, Any]:
+    """The fields of a ModelSpec that they say."""
     head_dim = read.head_dim or read.hidden_size / read.num_attention_heads
     usual = read.attention_multiplier == head_dim**-0.5
     return {
@@ -36,11 +38,10 @@ def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
     }
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
+def granite_keys(model: ModelSpec) -> dict[str, Any]:
+    """Those keys of a model."""
     return {
-        **to_keys(model),
-        "attention_bias": model.qkv_bias,
-        "mlp_bias": model.mlp_bias,
+        **biased_keys(model),
         "embedding_multiplier": model.embedding_multiplier or 1.0,
         "attention_multiplier": model.attention_scale or model.head_dim**-0.5,
         "residual_multiplier": model.residual_multiplier,
@@ -48,6 +49,10 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     }
 
 
+def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    return of_granite(load(GraniteKeys, config, place, strict=False), place)
+
+
 FAMILY = Family(
-    "granite", "GraniteForCausalLM", "Granite 3.x, dense: 2B, 8B", _read, _write, TENSORS
+    "granite", "GraniteForCausalLM", "Granite 3.x, dense: 2B, 8B", _read, granite_keys, TENSORS
 )

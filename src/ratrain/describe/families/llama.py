@@ -91,8 +91,8 @@ def of_keys(read: LlamaKeys, place: Place) -> dict[str, Any]:
     }
 
 
-def to_keys(model: ModelSpec) -> dict[str, Any]:
-    """LLaMA's keys of a model, those aside that not every family has."""
+def to_keys(model: ModelSpec, *unknown: str) -> dict[str, Any]:
+    """LLaMA's keys of a model, those aside that not every family has, and that are `unknown`."""
     keys: dict[str, Any] = {
         "hidden_size": model.hidden,
         "num_hidden_layers": model.layers,
@@ -109,15 +109,19 @@ def to_keys(model: ModelSpec) -> dict[str, Any]:
     }
     if model.rotary_share != 1:
         keys["partial_rotary_factor"] = model.rotary_share
-    return keys if model.rope_scaling is None else {**keys, "rope_scaling": scaling_table(model)}
+    if model.rope_scaling is not None:
+        keys["rope_scaling"] = scaling_table(model)
+    return {key: value for key, value in keys.items() if key not in unknown}
 
 
 def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
     return of_keys(load(LlamaKeys, config, place, strict=False), place)
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
-    return {**to_keys(model), "attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
+def biased_keys(model: ModelSpec, *unknown: str) -> dict[str, Any]:
+    """The same of a family that says of attention and MLP whether they have biases."""
+    keys = to_keys(model, *unknown)
+    return {**keys, "attention_bias": model.qkv_bias, "mlp_bias": model.mlp_bias}
 
 
 OUTSIDE = {
@@ -151,6 +155,6 @@ FAMILY = Family(
     "LlamaForCausalLM",
     "LLaMA 1 to 3.3, SmolLM, TinyLlama, Yi, DeepSeek-Coder",
     _read,
-    _write,
+    biased_keys,
     TENSORS,
 )

@@ -17,7 +17,7 @@ from ratrain.describe.families.llama import (
     of_keys,
     to_keys,
 )
-from ratrain.describe.family import Family, Numbered, Packed
+from ratrain.describe.family import Family, Numbered, Packed, refuse
 from ratrain.describe.model import Experts, ModelSpec
 from ratrain.describe.rotary import Theta, windowed
 from ratrain.describe.strict import Rule, load
@@ -80,12 +80,8 @@ def balance_keys(model: ModelSpec) -> dict[str, Any]:
 
 def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
     read = load(_Mixtral, config, place, strict=False)
-    if read.router_jitter_noise:
-        raise SpecError(
-            "noise on what a router reads is not supported",
-            place=str(place.at("router_jitter_noise")),
-            fix="set router_jitter_noise to 0",
-        )
+    noise = ("router_jitter_noise", bool(read.router_jitter_noise), "noise on what a router reads")
+    refuse(place, [noise], "set router_jitter_noise to 0")
     model = {**of_keys(read, place), "qkv_bias": False, "output_bias": False, "mlp_bias": False}
     return {
         **model,

@@ -25,10 +25,9 @@ from ratrain.describe.families.mixtral import (
     experts_of,
 )
 from ratrain.describe.families.qwen3_moe import EXPERTS
-from ratrain.describe.family import Family
+from ratrain.describe.family import Family, refuse
 from ratrain.describe.model import Experts, ModelSpec
 from ratrain.describe.strict import load
-from ratrain.errors import SpecError
 from ratrain.readers.place import Place
 
 
@@ -45,12 +44,8 @@ class _Olmoe(ExpertKeys):
 
 def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
     read = load(_Olmoe, config, place, strict=False)
-    if read.clip_qkv is not None:
-        raise SpecError(
-            "clipped queries, keys and values are not supported",
-            place=str(place.at("clip_qkv")),
-            fix="use a model without them, as OLMoE-1B-7B is",
-        )
+    clipped = ("clip_qkv", read.clip_qkv is not None, "clipping of queries, keys and values")
+    refuse(place, [clipped], "use a model without it, as OLMoE-1B-7B is")
     return {
         **of_keys(read, place),
         "head_dim": None,
@@ -63,9 +58,8 @@ def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
 
 def _write(model: ModelSpec) -> dict[str, Any]:
     experts = model.experts or Experts(1, 1)  # a model without any reads as another then
-    keys = {key: value for key, value in to_keys(model).items() if key != "head_dim"}
     return {
-        **keys,
+        **to_keys(model, "head_dim"),
         **balance_keys(model),
         "attention_bias": model.qkv_bias,
         "num_experts": experts.count,

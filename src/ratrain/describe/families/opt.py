@@ -9,10 +9,9 @@ from typing import Any
 from ratrain.describe.amounts import Heads, Layers, Positions, WideWidth, Width
 from ratrain.describe.families.gpt2 import GPT
 from ratrain.describe.families.llama import Activation
-from ratrain.describe.family import Family
+from ratrain.describe.family import Family, fields_of, keys_of, refuse
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import load
-from ratrain.errors import SpecError
 from ratrain.readers.place import Place
 
 _EPSILON = 1e-5  # no key says it
@@ -35,60 +34,46 @@ class _Opt:
     tie_word_embeddings: bool = True
 
 
+_KEYS = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "ffn": "ffn_dim",
+    "vocab": "vocab_size",
+    "max_positions": "max_position_embeddings",
+    "activation": "activation_function",
+    "qkv_bias": "enable_bias",
+    "tied_embeddings": "tie_word_embeddings",
+}
+
+
 def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
     read = load(_Opt, config, place, strict=False)
-    for key, is_so, what in (
+    narrow = read.word_embed_proj_dim not in (None, read.hidden_size)
+    headless = bool(config.get("_remove_final_layer_norm"))
+    bare = not read.layer_norm_elementwise_affine
+    cases = (
         ("do_layer_norm_before", not read.do_layer_norm_before, "norms behind its residuals"),
-        (
-            "_remove_final_layer_norm",
-            bool(config.get("_remove_final_layer_norm")),
-            "no norm before its head",
-        ),
-        ("layer_norm_elementwise_affine", not read.layer_norm_elementwise_affine, "bare norms"),
-        (
-            "word_embed_proj_dim",
-            read.word_embed_proj_dim not in (None, read.hidden_size),
-            "an embedding narrower than its layers",
-        ),
-    ):
-        if is_so:
-            raise SpecError(
-                f"an OPT with {what} is not supported",
-                place=str(place.at(key)),
-                fix="use another size: all but 350M are without it",
-            )
+        ("_remove_final_layer_norm", headless, "no norm before its head"),
+        ("layer_norm_elementwise_affine", bare, "bare norms"),
+        ("word_embed_proj_dim", narrow, "an embedding narrower than its layers"),
+    )
+    named = [(key, is_so, f"an OPT with {what}") for key, is_so, what in cases]
+    refuse(place, named, "use another size: all but 350M are without it")
     return {
         **GPT,
-        **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), read.enable_bias),
-        "hidden": read.hidden_size,
-        "layers": read.num_hidden_layers,
-        "heads": read.num_attention_heads,
+        **fields_of(read, _KEYS),
+        **dict.fromkeys(("output_bias", "mlp_bias"), read.enable_bias),
         "kv_heads": read.num_attention_heads,
         "head_dim": None,
-        "ffn": read.ffn_dim,
-        "vocab": read.vocab_size,
-        "max_positions": read.max_position_embeddings,
-        "activation": read.activation_function,
         "norm_epsilon": _EPSILON,
         "position": "learned",
         "position_offset": _OFFSET,
-        "tied_embeddings": read.tie_word_embeddings,
     }
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    return {
-        "hidden_size": model.hidden,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "ffn_dim": model.ffn,
-        "vocab_size": model.vocab,
-        "max_position_embeddings": model.max_positions,
-        "activation_function": model.activation,
-        "word_embed_proj_dim": model.hidden,
-        "enable_bias": model.qkv_bias,
-        "tie_word_embeddings": model.tied_embeddings,
-    }
+    return {**keys_of(model, _KEYS), "word_embed_proj_dim": model.hidden}
 
 
 _LAYER = "model.decoder.layers.{}"

@@ -22,11 +22,10 @@ from ratrain.describe.families.mixtral import (
     balance_of,
     experts_of,
 )
-from ratrain.describe.family import Family, Numbered
+from ratrain.describe.family import Family, Numbered, refuse
 from ratrain.describe.model import Experts, LayerIndex, ModelSpec
 from ratrain.describe.rotary import windowed
 from ratrain.describe.strict import load
-from ratrain.errors import SpecError
 from ratrain.readers.place import Place
 
 _EXPERT = "model.layers.{}.mlp.experts.{}"
@@ -39,8 +38,9 @@ EXPERTS = {
 
 
 @dataclass(frozen=True)
-class _Qwen3Moe(ExpertKeys):
-    num_experts_per_tok: Count = 8
+class QwenMoeKeys(ExpertKeys):
+    """What Qwen2-MoE and Qwen3-MoE say alike."""
+
     max_position_embeddings: Positions = 32768
     sliding_window: Positions | None = 4096
     use_sliding_window: bool = False
@@ -52,40 +52,36 @@ class _Qwen3Moe(ExpertKeys):
     mlp_only_layers: tuple[LayerIndex, ...] | None = None
 
 
-def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    read = load(_Qwen3Moe, config, place, strict=False)
-    for key, mixed in (
-        ("decoder_sparse_step", read.decoder_sparse_step > 1),
-        ("mlp_only_layers", bool(read.mlp_only_layers)),
-    ):
-        if mixed:
-            raise SpecError(
-                "a model with experts in some layers and one MLP in others is not supported",
-                place=str(place.at(key)),
-                fix="use a model with experts in every layer, as Qwen3-30B-A3B and 235B-A22B are",
-            )
-    window = read.sliding_window if read.use_sliding_window else None
-    model = {
+@dataclass(frozen=True)
+class _Qwen3Moe(QwenMoeKeys):
+    num_experts_per_tok: Count = 8
+
+
+def of_qwen_moe(read: QwenMoeKeys, usual: int, place: Place) -> dict[str, Any]:
+    """The fields of a ModelSpec that their keys say, of `usual` experts where they do not say."""
+    mixed = "a model with experts in some layers and one MLP in others"
+    cases = (
+        ("decoder_sparse_step", read.decoder_sparse_step > 1, mixed),
+        ("mlp_only_layers", bool(read.mlp_only_layers), mixed),
+    )
+    fix = "use a model with experts in every layer, as Qwen3-30B-A3B and 235B-A22B are"
+    refuse(place, cases, fix)
+    count = read.num_local_experts or read.num_experts or usual
+    return {
         **of_keys(read, place),
         "mlp_bias": False,
-        "qk_norm": "head",
         "ffn": read.moe_intermediate_size,
-    }
-    count = read.num_local_experts or read.num_experts or 128
-    return {
-        **model,
-        **windowed(window, (), model),
         "experts": experts_of(count, read, place, normalised=read.norm_topk_prob),
         "balance_loss": balance_of(read),
     }
 
 
-def _write(model: ModelSpec) -> dict[str, Any]:
+def qwen_moe_keys(model: ModelSpec) -> dict[str, Any]:
+    """Those keys of a model."""
     experts = model.experts or Experts(1, 1)  # a model without any reads as another then
     return {
         **to_keys(model),
         **balance_keys(model),
-        "attention_bias": model.qkv_bias,
         "use_sliding_window": model.window is not None,
         **({} if model.window is None else {"sliding_window": model.window}),
         "moe_intermediate_size": model.ffn,
@@ -95,6 +91,17 @@ def _write(model: ModelSpec) -> dict[str, Any]:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
+
+
+def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    read = load(_Qwen3Moe, config, place, strict=False)
+    model = {**of_qwen_moe(read, 128, place), "qk_norm": "head"}
+    window = read.sliding_window if read.use_sliding_window else None
+    return {**model, **windowed(window, (), model)}
+
+
+def _write(model: ModelSpec) -> dict[str, Any]:
+    return {**qwen_moe_keys(model), "attention_bias": model.qkv_bias}
 
 
 FAMILY = Family(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ratrain.describe.amounts import Count, Heads, Natural, Positions
-from ratrain.describe.families.llama import TENSORS, LlamaKeys, of_keys, to_keys
+from ratrain.describe.families.llama import TENSORS, LlamaKeys, biased_keys, of_keys
 from ratrain.describe.family import Family
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.rotary import LayerType, Theta, check_types, types_of, windowed
@@ -57,10 +57,8 @@ def _write(model: ModelSpec) -> dict[str, Any]:
     if model.window is not None:
         window |= {"sliding_window": model.window, "layer_types": types_of(model)}
     return {
-        **to_keys(model),
+        **biased_keys(model),
         **window,
-        "attention_bias": model.qkv_bias,
-        "mlp_bias": model.mlp_bias,
         "no_rope_layers": [int(i not in model.unrotated_layers) for i in range(model.layers)],
     }
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from ratrain.describe.amounts import Fraction, Positions
 from ratrain.describe.families.llama import TENSORS, Epsilon, LlamaKeys, of_keys, to_keys
-from ratrain.describe.family import Family
+from ratrain.describe.family import Family, refuse
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import load
-from ratrain.errors import SpecError
 from ratrain.readers.place import Place
 
 
@@ -25,21 +24,10 @@ class _StableLm(LlamaKeys):
     use_parallel_residual: bool = False
 
 
-_NOT_YET = {
-    "qk_layernorm": "a norm of its own for each head's queries and keys",
-    "use_parallel_residual": "attention and MLP behind one norm",
-}
-
-
 def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
     read = load(_StableLm, config, place, strict=False)
-    for key, what in _NOT_YET.items():
-        if getattr(read, key):
-            raise SpecError(
-                f"{what} is not supported",
-                place=str(place.at(key)),
-                fix="use a model without it, as StableLM 2 1.6B and StableLM 3B are",
-            )
+    own = ("qk_layernorm", read.qk_layernorm, "a norm of its own for each head's queries and keys")
+    refuse(place, [own], "use a model without it, as StableLM 2 1.6B and StableLM 3B are")
     return {
         **of_keys(read, place),
         "head_dim": None,
@@ -48,16 +36,17 @@ def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
         "qkv_bias": read.use_qkv_bias,
         "output_bias": False,
         "mlp_bias": False,
+        **dict.fromkeys(("parallel_residual", "shared_norm"), read.use_parallel_residual),
     }
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    keys = {k: v for k, v in to_keys(model).items() if k not in ("rms_norm_eps", "head_dim")}
     return {
-        **keys,
+        **to_keys(model, "rms_norm_eps", "head_dim"),
         "layer_norm_eps": model.norm_epsilon,
         "partial_rotary_factor": model.rotary_share,
         "use_qkv_bias": model.qkv_bias,
+        "use_parallel_residual": model.parallel_residual,
     }
 
 

@@ -47,9 +47,8 @@ def _read(config: Mapping[str, Any], place: Place) -> dict[str, Any]:
 
 
 def _write(model: ModelSpec) -> dict[str, Any]:
-    keys = {key: value for key, value in to_keys(model).items() if key != "rms_norm_eps"}
     return {
-        **keys,
+        **to_keys(model, "rms_norm_eps"),
         "norm_epsilon": model.norm_epsilon,
         "sliding_window": model.window,
         "use_bias": model.qkv_bias,

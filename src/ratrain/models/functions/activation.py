@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ratrain.models import kernels
-from ratrain.models.trainable import ACTIVATIONS, GELU, GELU_TANH, RELU, SILU
+from ratrain.models.trainable import ACTIVATIONS, GELU, GELU_TANH, RELU, RELU2, SILU
 
 _ATEN: Any = torch.ops.aten
 
@@ -34,6 +34,7 @@ _FUNCTIONS = {
         lambda d, x: _ATEN.gelu_backward.grad_input(d, x, approximate="tanh", grad_input=x),
     ),
     RELU: _Function(torch.relu, lambda d, x: torch.mul(d, x > 0, out=x)),
+    RELU2: _Function(lambda x: x.relu().square_(), lambda d, x: x.relu_().mul_(2).mul_(d)),
 }
 
 

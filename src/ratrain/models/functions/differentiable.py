@@ -11,3 +11,8 @@ from torch.autograd import Function
 def differentiable(function: type[Function], *arguments: object) -> Tensor:
     """The output of `function`, which must be one tensor."""
     return cast("Any", function).apply(*arguments)
+
+
+def differentiables(function: type[Function], *arguments: object) -> tuple[Tensor, ...]:
+    """The outputs of `function`, which must be several."""
+    return cast("Any", function).apply(*arguments)

@@ -7,12 +7,13 @@ columns, and B where W is by rows; the other one is whole on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 import torch
 from torch import Tensor
 
+from ratrain.models.functions.chunks import CPU_KERNELS
 from ratrain.models.functions.rows import Rows, by_rank, summed
 from ratrain.models.tensor_group import TensorGroup, leads
 from ratrain.models.weights import Weights
@@ -21,10 +22,35 @@ STACKING = ("cuda",)
 """Kinds of device on which matrices that read the same input are one product, where they lie one
 below another: a GPU takes some time to begin each product. On CPUs the bits stay those of each."""
 
+_WIDENED = 1 << 16
+"""Elements that are widened at once."""
+
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of sums over tensors of `dtype`: fp32, and fp64 for itself."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def row_dots(a: Tensor, b: Tensor) -> Tensor:
+    """Of each row of two matrices the sum of their products, [rows] in fp32."""
+    sums = a.new_empty(len(a), dtype=accumulation_dtype(a.dtype))
+    for rows in _pieces(a):
+        torch.sum(a[rows] * b[rows], 1, dtype=sums.dtype, out=sums[rows])
+    return sums
+
+
+def scale_rows_(a: Tensor, factors: Tensor) -> Tensor:
+    """Multiplies each row by its factor [rows], in place."""
+    for rows in _pieces(a):
+        a[rows].mul_(factors[rows].unsqueeze(1))
+    return a
+
+
+def _pieces(a: Tensor) -> Iterator[slice]:
+    """Some rows at a time where 16 bits are widened beside fp32: on a CPU."""
+    whole = a.device.type not in CPU_KERNELS
+    step = max(1, len(a) if whole else _WIDENED // a.shape[1])
+    yield from (slice(begin, begin + step) for begin in range(0, len(a), step))
 
 
 def linear(weights: Weights, name: str, x: Tensor) -> Tensor:

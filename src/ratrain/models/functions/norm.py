@@ -18,18 +18,20 @@ from ratrain.models.weights import Weights
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of rows, by the weights that have its name."""
+    """A norm of rows, by the weights of its name; a layer norm may lack its bias, or both."""
 
     name: str
     epsilon: float
-    layer: bool = False  # subtracts the mean, and adds a bias
+    layer: bool = False  # subtracts the mean
+    biased: bool = False  # of a layer norm
     plus_one: bool = False  # multiplies by 1 + its weight
 
     def forward(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
         """(norm of x [rows, h]; what backward needs beside x: a number a row, or two)."""
-        weight = weights[f"{self.name}.weight"]
         if self.layer:
-            return layer_norm(x, weight, weights[f"{self.name}.bias"], self.epsilon)
+            bias = weights[f"{self.name}.bias"] if self.biased else None
+            return layer_norm(x, self._scale(weights), bias, self.epsilon)
+        weight = weights[f"{self.name}.weight"]
         if self.plus_one:
             return rms_norm_plus_one(x, weight, self.epsilon)
         return rms_norm(x, weight, self.epsilon)
@@ -49,8 +51,8 @@ class Norm:
     ) -> Tensor:
         """The gradient of x, plus `residual_grad`. The weights' are added; `group`: each of its
         ranks has some of the rows, so theirs are summed first."""
-        weight = weights[f"{self.name}.weight"]
-        dx, *vectors = self._gradients(grad, x, statistics, weight, residual_grad)
+        scale = self._scale(weights)
+        dx, *vectors = self._gradients(grad, x, statistics, scale, residual_grad)
         self._add(weights, vectors, group)
         return dx
 
@@ -69,16 +71,16 @@ class Norm:
         Where the group divides rows `grad`, `x` and `statistics` are of all of them, and the
         gradient is written over `grad`, the rows of one rank after those of another, [t, rows, h].
         """
-        weight = weights[f"{self.name}.weight"]
+        scale = self._scale(weights)
         if group is None or not group.divides_rows:
             residual = residual_grad if leads(group) else None
-            result, *vectors = self._gradients(grad, x, statistics, weight, residual)
+            result, *vectors = self._gradients(grad, x, statistics, scale, residual)
         else:
             result, vectors = by_rank(grad, group), list[Tensor]()
             rows = zip(by_rank(x, group), by_rank(statistics, group), strict=True)
             for rank, (own_x, own_statistics) in enumerate(rows):
                 residual = residual_grad if rank == group.division.rank else None
-                made = self._gradients(result[rank], own_x, own_statistics, weight, residual)
+                made = self._gradients(result[rank], own_x, own_statistics, scale, residual)
                 result[rank].copy_(made[0])
                 if not vectors:
                     vectors = [torch.zeros_like(vector) for vector in made[1:]]
@@ -92,15 +94,24 @@ class Norm:
         grad: Tensor,
         x: Tensor,
         statistics: Tensor,
-        weight: Tensor,
+        scale: Tensor | None,
         residual_grad: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """(gradient of x, plus `residual_grad`; of the weight; of the bias, where there is one)."""
+        """(gradient of x, plus `residual_grad`; of weight and bias, those that there are)."""
         if self.layer:
-            return layer_norm_gradients(grad, x, statistics, weight, residual_grad)
-        if self.plus_one:
-            weight = weight.to(accumulation_dtype(x.dtype)) + 1
-        return rms_norm_gradients(grad, x, statistics, weight, residual_grad)
+            return layer_norm_gradients(
+                grad, x, statistics, scale, residual_grad, biased=self.biased
+            )
+        assert scale is not None
+        return rms_norm_gradients(grad, x, statistics, scale, residual_grad)
+
+    def _scale(self, weights: Weights) -> Tensor | None:
+        """What rows are multiplied by, if by anything."""
+        name = f"{self.name}.weight"
+        if name not in weights.layout.by_name:
+            return None
+        weight = weights[name]
+        return weight.to(accumulation_dtype(weight.dtype)) + 1 if self.plus_one else weight
 
     def _add(self, weights: Weights, vectors: list[Tensor], group: TensorGroup | None) -> None:
         for kind, gradient in zip(("weight", "bias"), vectors, strict=False):
@@ -112,7 +123,9 @@ class Norm:
 
 def norm_of(spec: ModelSpec, name: str) -> Norm:
     """The norm of that name in a model."""
-    return Norm(name, spec.norm_epsilon, spec.norm == "layer", spec.norm_plus_one)
+    layer = spec.norm == "layer"
+    biased = layer and spec.norm_bias
+    return Norm(name, spec.norm_epsilon, layer, biased, spec.norm_plus_one)
 
 
 def row_lengths(x: Tensor) -> Tensor:
@@ -164,22 +177,35 @@ def rms_norm_gradients(
     return result.to(x.dtype), weight_grad
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float
+) -> tuple[Tensor, Tensor]:
     """(w (x - m) r + b; m and r, of each row) with m the mean and r one over the deviation."""
-    wide, scale, shift = (t.to(accumulation_dtype(x.dtype)) for t in (x, weight, bias))
-    out, mean, rstd = torch.native_layer_norm(wide, x.shape[-1:], scale, shift, epsilon)
+    dtype = accumulation_dtype(x.dtype)
+    scale, shift = (None if vector is None else vector.to(dtype) for vector in (weight, bias))
+    out, mean, rstd = torch.native_layer_norm(x.to(dtype), x.shape[-1:], scale, shift, epsilon)
     return out.to(x.dtype), torch.cat((mean, rstd), -1)
 
 
 def layer_norm_gradients(
-    grad: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, residual_grad: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(gradient of x, plus `residual_grad`; gradients of w and b)."""
-    wide, wide_grad, scale = (t.to(statistics.dtype) for t in (x, grad, weight))
+    grad: Tensor,
+    x: Tensor,
+    statistics: Tensor,
+    weight: Tensor | None,
+    residual_grad: Tensor | None,
+    *,
+    biased: bool = True,
+) -> tuple[Tensor, ...]:
+    """(gradient of x, plus `residual_grad`; of w and b, those that there are)."""
+    wide, wide_grad = (t.to(statistics.dtype) for t in (x, grad))
+    scale = None if weight is None else weight.to(statistics.dtype)
     mean, rstd = (part.contiguous() for part in statistics.split(1, -1))
-    dx, d_weight, d_bias = torch.ops.aten.native_layer_norm_backward(
-        wide_grad.contiguous(), wide, x.shape[-1:], mean, rstd, scale, scale, [True, True, True]
+    wanted = [True, scale is not None, biased]
+    shift = scale if biased else None  # of it only the shape counts
+    dx, *vectors = torch.ops.aten.native_layer_norm_backward(
+        wide_grad.contiguous(), wide, x.shape[-1:], mean, rstd, scale, shift, wanted
     )
     if residual_grad is not None:
         dx.add_(residual_grad)
-    return dx.to(x.dtype), d_weight, d_bias
+    kept = (vector for vector, there in zip(vectors, wanted[1:], strict=True) if there)
+    return dx.to(x.dtype), *kept

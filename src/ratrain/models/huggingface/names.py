@@ -11,10 +11,11 @@ from ratrain.describe.family import Family, Numbered, Packed
 from ratrain.describe.huggingface import require_family
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.own import name_in_files
+from ratrain.describe.parameters import LOGITS
 from ratrain.models.parameters import Parameter
 from ratrain.models.shapes import EMBEDDING, HEAD, unit_layout, unit_names
 
-TABLE, LOGITS = "embedding.tokens", "head.logits"
+TABLE = "embedding.tokens"
 
 
 @dataclass(frozen=True)
@@ -136,14 +137,16 @@ class FileNames:
         if not packed.by_head:
             stored_shape = whole[::-1] if transposed else whole
             return Stored(name, stored_shape, sum(rows[:at]), transposed)
-        run = shape[0] // self.spec.heads
-        return Stored(name, whole, at * run, run=run, period=len(rows) * run)
+        run, *before = (count // self.spec.kv_heads for count in (shape[0], *rows[:at]))
+        period = whole[0] // self.spec.kv_heads
+        return Stored(name, whole, sum(before), run=run, period=period)
 
     def _rows(self, module: str) -> int:
         """Rows of one of a layer's matrices."""
         spec = self.spec
-        mlp = module.startswith("mlp.")
-        return spec.ffn if mlp else spec.query_hidden if module == "attention.q" else spec.kv_hidden
+        if module.startswith("mlp."):
+            return spec.dense_ffn
+        return spec.query_hidden if module == "attention.q" else spec.kv_hidden
 
     def tensors(self) -> list[FileTensor]:
         """The tensors that a model's files hold, in the order of the forward pass."""

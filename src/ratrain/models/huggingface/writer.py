@@ -14,10 +14,11 @@ from torch import Tensor
 
 from ratrain.describe.huggingface import config_of
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.parameters import LOGITS
 from ratrain.errors import SpecError
 from ratrain.models.huggingface.config import CONFIG
 from ratrain.models.huggingface.folder import with_dtype
-from ratrain.models.huggingface.names import LOGITS, FileNames, FileTensor
+from ratrain.models.huggingface.names import FileNames, FileTensor
 from ratrain.models.huggingface.reader import INDEX, SINGLE
 from ratrain.models.parameters import Parameter
 from ratrain.models.shapes import HEAD, unit_layout, unit_names

@@ -17,8 +17,8 @@ from ratrain.plan import load_job
 from ratrain.readers.toml import read_toml
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
-WITHOUT = "cluster.without"
-"""The key of a job that says which hosts its run does without."""
+_LOST = "cluster.lost"
+"""The key of a job that says which hosts its run has lost."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,14 @@ def all_hosts_of(spec: RunSpec) -> dict[str, str]:
 
 
 def as_asked(spec: RunSpec) -> JobSpec:
-    """The run's job, for all hosts: with those that it does without now."""
-    return load_job(Path(spec.job_path), _kept(spec))
+    """The run's job, for all hosts that it was to have: with those that it has lost."""
+    kept = [each for each in spec.overrides if each.partition("=")[0].strip() != _LOST]
+    return load_job(Path(spec.job_path), kept)
 
 
-def without(spec: RunSpec, lost: Sequence[str]) -> str:
-    """The override by which a run does without the hosts that it has lost, and without those that
-    its job file names."""
-    table, _ = with_overrides(*read_toml(Path(spec.job_path)), _kept(spec))
-    named = [*table.get("cluster", {}).get("without", ()), *lost]
-    return f"{WITHOUT}=[{', '.join(json.dumps(name) for name in named)}]"
-
-
-def _kept(spec: RunSpec) -> tuple[str, ...]:
-    """Overrides, but for what a run has lost."""
-    return tuple(o for o in spec.overrides if o.partition("=")[0].strip() != WITHOUT)
+def without(lost: Sequence[str]) -> str:
+    """The override by which a run does without the hosts that it has lost."""
+    return f"{_LOST}={json.dumps(list(lost))}"
 
 
 def host_called(hosts: list[RunHost], name: str) -> RunHost:

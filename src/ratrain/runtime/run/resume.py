@@ -12,6 +12,7 @@ from ratrain.checkpoint.listing import latest, read_manifest
 from ratrain.corpus.identity import identity_of, require_same
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
+from ratrain.describe.model import added
 from ratrain.describe.overrides import combined
 from ratrain.describe.program_keys import changed
 from ratrain.errors import SpecError
@@ -118,7 +119,10 @@ def _require_same_training(
     request: RunRequest, current: dict[str, Any], original: dict[str, Any]
 ) -> None:
     """Refuses a job of another model, batch or sequence length. What stands in [batch] that a plan
-    decides may change with it."""
+    decides may change with it. A run of an earlier version says nothing of what that did not
+    know."""
+    known = {key: [] if value == () else value for key, value in added().items()}  # as in a file
+    original = {**original, "model": {**known, **original["model"]}}
     for table in ("model", "batch"):
         for key in current[table]:
             # A model without a name is called after its folder, which may have been moved.

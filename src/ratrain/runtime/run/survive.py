@@ -222,7 +222,7 @@ class FolderPlanning:
             Path(spec.job_path),
             threads=spec.threads,
             calibrate=spec.calibrate,
-            overrides=(without(spec, lost),),
+            overrides=(without(lost),),
             replans=True,
         )
         launcher = self.launcher()

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ratrain.describe.parameters import LOGITS
 from ratrain.models.embedding import TABLE
-from ratrain.models.head import LOGITS
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.program.units import Ints, Units
 from ratrain.runtime.step.network.network import Copy
