@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 import torch
 from plain_model import Block, Head, TokenTable  # pyright: ignore[reportMissingImports]
 from torch import nn
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.functional import cross_entropy
 from torchft import Manager, ProcessGroupGloo  # pyright: ignore[reportMissingImports]
 from torchft._torchft import LighthouseServer  # pyright: ignore[reportMissingImports]
