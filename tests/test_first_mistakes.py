@@ -77,6 +77,7 @@ def test_a_model_is_found_by_the_beginning_of_its_name_or_in_spite_of_a_slip(
     assert f'did you mean "{meant}"?' in failed("models", typed)
 
 
+@pytest.mark.slow
 def test_an_example_is_written_without_its_suffix_and_where_the_manual_looks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

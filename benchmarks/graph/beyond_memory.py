@@ -36,7 +36,6 @@ import torch
 from ratrain.describe.units import format_bytes, parse_bytes
 from ratrain.errors import Infeasible
 from ratrain.graph.blocks import Block
-from ratrain.graph.compare import ALL
 from ratrain.graph.csr import aggregation
 from ratrain.graph.network import parameters_of
 from ratrain.graph.plan import lay_out, planned
@@ -44,7 +43,15 @@ from ratrain.graph.process import begun
 from ratrain.graph.read import graph_data
 from ratrain.graph.reference import InMemory, largest_error
 from ratrain.graph.run import open_run
-from ratrain.graph.spec import GraphFile, GraphSource, MemoryKeys, Mode, NetworkShape, TrainKeys
+from ratrain.graph.spec import (
+    MODE_NAMES,
+    GraphFile,
+    GraphSource,
+    MemoryKeys,
+    Mode,
+    NetworkShape,
+    TrainKeys,
+)
 from ratrain.graph.spmm import add_product
 from ratrain.graph.units import units_of
 
@@ -239,7 +246,7 @@ def errors(spec: GraphFile, folder: Path) -> None:
     """The worst gradient error of every mode against memory, over three epochs."""
     laid = lay_out(spec, folder, whole=True)
     whole = InMemory(laid.data, spec.model.kind, laid.shape.units, "float32")
-    for mode in ALL:
+    for mode in MODE_NAMES:
         try:
             plan = planned(laid, replace(spec.memory, mode=mode), folder)
         except Infeasible as error:

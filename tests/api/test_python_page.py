@@ -21,6 +21,7 @@ def run_cells(text: str) -> dict[str, Any]:
     return namespace
 
 
+@pytest.mark.slow
 def test_the_cells_that_need_no_processes_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

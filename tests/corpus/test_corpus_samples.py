@@ -42,6 +42,7 @@ def test_where_a_sample_stands_does_not_depend_on_what_else_is_asked(
     assert all(0 <= index < samples for index in alone)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 300), st.integers(1, 40), seeds)
 def test_the_steps_of_an_epoch_share_no_sample(samples: int, sequences: int, seed: int) -> None:
     order = SampleOrder(samples, seed)

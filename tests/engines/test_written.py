@@ -53,6 +53,7 @@ def read_yaml(text: str) -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
+@pytest.mark.slow
 @given(GROUPS, NAMES, st.booleans(), st.booleans())
 def test_a_batch_script_asks_for_all_ranks_and_is_shell(
     groups: list[HostGroup], name: str, gpus: bool, replans: bool
@@ -212,6 +213,7 @@ def test_a_job_is_prepared_and_its_script_written_in_one_command(tmp_path: Path)
     assert again.returncode == 2 and "already holds a run" in again.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_its_launcher_says_what_to_install(tmp_path: Path) -> None:
     command = ratrain("launch", "ray", write_job(tmp_path, steps=3))

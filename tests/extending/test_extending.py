@@ -202,6 +202,7 @@ def test_a_device_is_planned_for_by_its_file_alone(page: Path) -> None:
     assert case.proved.short.setup.tier == "HBM"
 
 
+@pytest.mark.slow
 def test_a_collective_goes_everywhere_and_is_what_the_simulator_takes(page: Path) -> None:
     case = goes_everywhere(job_of_page(page, collective="halving"))
     group = case.plan.placement.data_group(0)

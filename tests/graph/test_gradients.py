@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from ratrain.graph.program import MODES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mode"), [*product(KINDS, MODES)])
 def test_gradients_of_every_mode_are_those_in_memory_in_every_epoch(
     kind: str, mode: str, tmp_path: Path
@@ -58,6 +59,7 @@ def test_any_graph_in_any_partition_has_the_gradients_in_memory(
         assert worst_error(spec, laid, tight(laid, mode, group), Path(folder)) < 1e-11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_modes_of_the_same_open_sums_leave_the_same_bits(kind: str, tmp_path: Path) -> None:
     spec = file_of(kind, precision="float32")

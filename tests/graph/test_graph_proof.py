@@ -40,6 +40,7 @@ def test_an_eviction_without_its_write_reads_what_an_earlier_epoch_left() -> Non
     assert Rule.READ_BEFORE_WRITE in rules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["bypass", *ONE_SUM])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_op_of_a_program_is_needed(kind: str, mode: str) -> None:

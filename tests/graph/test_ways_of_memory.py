@@ -15,6 +15,7 @@ from ratrain.graph.csr import csr_of
 from ratrain.graph.partition import of_labels
 from ratrain.graph.plan import Laid, cut, in_order, planned
 from ratrain.graph.program import (
+    MODES,
     READ_LANE,
     WRITE_LANE,
     GraphProgram,
@@ -24,10 +25,15 @@ from ratrain.graph.program import (
     moved_bytes,
 )
 from ratrain.graph.prove import require_sound
+from ratrain.graph.spec import MODE_NAMES
 from ratrain.graph.trace import ADD, SNAPSHOT
 
 SIDE, ACROSS = 40, 4
 PARTS, BLOCK = ACROSS**2, SIDE // ACROSS
+
+
+def test_every_way_that_a_file_may_name_is_described() -> None:
+    assert set(MODES) == set(MODE_NAMES)
 
 
 def grid(kind: str = "gcn", mode: str = "cache") -> Laid:

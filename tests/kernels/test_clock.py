@@ -45,6 +45,7 @@ def test_folded_loops_take_the_time_of_all_their_turns(m: int, cores: int) -> No
     assert time_of(write, machine).time_s == pytest.approx(whole_s, rel=0.01)
 
 
+@pytest.mark.slow
 def test_folded_loops_of_resident_sums_do_too() -> None:
     blocks, machine = Blocks(48, 48, 6, 64, 192, 2), MT_3000.with_cores(4)
 

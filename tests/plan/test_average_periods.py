@@ -97,6 +97,7 @@ def test_the_shortest_period_that_hides_is_chosen_then_the_widest_wire(
     assert f'average_every = {every}, average_wire = "{wire}"' in said
 
 
+@pytest.mark.slow
 def test_what_changes_numbers_is_printed_first_of_a_plan_with_its_alternatives() -> None:
     job = left_open(0.05, *OUTER, "schedule.average_wire=auto", "schedule.replicas=identical")
     plans = every_plan(replace(job, layout=None))

@@ -62,6 +62,7 @@ long = settings(
 )
 
 
+@pytest.mark.slow
 @quick
 @given(candidates(RATRAIN + NAMED))
 def test_the_bill_is_never_below_the_proof_nor_the_simulated_peak(row: Row) -> None:
@@ -74,6 +75,7 @@ def test_the_bill_is_at_most_two_percent_above_the_proof(row: Row) -> None:
     check_close(row)
 
 
+@pytest.mark.slow
 @quick
 @given(candidates(RATRAIN + NAMED, cells=80, tied=True, waiting=True))
 def test_the_bill_is_never_below_where_a_tied_gradient_waits_for_its_other_copy(row: Row) -> None:

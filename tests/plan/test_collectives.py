@@ -61,12 +61,14 @@ def test_links_are_told_apart_by_where_they_are_not_by_their_sources(
     assert placement.sums_share_data_link(0) == shared
 
 
+@pytest.mark.slow
 def test_two_hosts_of_four_reduce_faster_in_a_hierarchy() -> None:
     times = {name: step_s(on_two_hosts(name, LayoutSpec(1, 8))) for name in NAMES}
     assert times["hierarchical"] < 0.75 * times["ring"] < times["direct"]
     assert times[AUTO] <= min(times.values()) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_only_reductions_and_gathers_take_another_time(name: str) -> None:
     layout = LayoutSpec(2, 2, 2)
@@ -131,6 +133,7 @@ def test_auto_is_never_slower_than_what_it_can_choose_from(
     assert times[AUTO] <= min(times.values()) * (1 + 2e-6)
 
 
+@pytest.mark.slow
 def test_where_one_algorithm_is_the_fastest_for_all_units_auto_says_and_runs_it() -> None:
     """A device that pays for every message, and has few to send in a hierarchy."""
     spec = on_two_hosts(AUTO, LayoutSpec(1, 8))
@@ -148,6 +151,7 @@ def test_where_one_algorithm_is_the_fastest_for_all_units_auto_says_and_runs_it(
     assert run.step_time_s == simulate(by_name.program, by_name.costs).step_time_s
 
 
+@pytest.mark.slow
 def test_a_planned_job_is_never_slower_with_auto() -> None:
     ring, auto = (planned(on_two_hosts(name)).best for name in ("ring", AUTO))
     assert auto.step_s <= ring.step_s * (1 + 1e-9)
@@ -172,6 +176,7 @@ def test_a_headline_names_a_collective_and_its_order() -> None:
     assert "replicas" not in "\n".join(case_of(on_two_hosts("direct", LayoutSpec(1, 8))).headline())
 
 
+@pytest.mark.slow
 def test_a_plan_file_keeps_the_collective_that_a_job_names() -> None:
     for named in ("hierarchical", AUTO):
         candidate = planned(on_two_hosts(named)).best.plan

@@ -68,6 +68,7 @@ def test_an_update_beside_compute_takes_no_more_than_itself() -> None:
     assert update.interrupt_s == pytest.approx(update.fixed_s + update.volume_bytes / rate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [LayoutSpec(2), LayoutSpec(1, 2), LayoutSpec(2, 2)], ids=str)
 def test_a_step_takes_longer_where_its_devices_move_bytes_by_themselves(
     layout: LayoutSpec,
@@ -77,6 +78,7 @@ def test_a_step_takes_longer_where_its_devices_move_bytes_by_themselves(
     assert step_s(case_of(driving(spec, BY_OTHERS))) == step_s(case_of(spec))
 
 
+@pytest.mark.slow
 def test_drafts_take_about_as_long_as_their_whole_programs(tmp_path: Path) -> None:
     kinds = Driving(1e-4, 4e-10, 1.0), HALF, replace(HALF, stall=4.0)
     off = gaps(stages_of(driving(unequal_job(tmp_path, sequences=8), *kinds)), 20, 4)

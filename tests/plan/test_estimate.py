@@ -66,6 +66,7 @@ def test_equal_stages_without_messages_take_m_plus_p_minus_1_slots() -> None:
     assert 16 < estimated.step_s[0] / busiest_s < 17.5
 
 
+@pytest.mark.slow
 def test_the_gap_to_the_simulator_is_small_on_random_plans() -> None:
     gaps = np.abs(random_gaps(40, seed=1))
     assert gaps.mean() < 0.03

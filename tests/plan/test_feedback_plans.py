@@ -76,6 +76,7 @@ def test_a_plan_file_that_feeds_no_error_back_is_refused_as_a_job_is() -> None:
         plan_of_file(parse_plan(exact, "a.json"), "a.json")
 
 
+@pytest.mark.slow
 def test_headline_facts_and_explanation_say_it() -> None:
     case = case_of(quickstart(*FED))
     assert WORDS in case.headline() and case.facts()["error_feedback"] is True

@@ -57,6 +57,7 @@ def test_an_order_that_hides_more_of_the_exchange_is_chosen_and_proved(layout: L
     assert any(f"order {case.strategy.skeleton}" in line for line in case.headline())
 
 
+@pytest.mark.slow
 def test_the_choice_is_the_fastest_of_all_that_fit() -> None:
     case = case_of(asked(LAYOUTS[1]))
     for name in SKELETONS:

@@ -6,6 +6,7 @@ import json
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from random_jobs import SKELETONS, candidates
 from random_plans import random_plan
@@ -30,6 +31,7 @@ quick = settings(
 every_schedule = candidates(tuple(sorted(STRATEGIES)) + SKELETONS)
 
 
+@pytest.mark.slow
 def test_no_plan_of_unequal_replicas_is_shorter_than_its_lower_bound() -> None:
     """Each stage counts what it recovers itself, not what the strategy would."""
     tight = 0
@@ -47,6 +49,7 @@ def test_no_plan_of_unequal_replicas_is_shorter_than_its_lower_bound() -> None:
     assert tight > 5
 
 
+@pytest.mark.slow
 @quick
 @given(every_schedule)
 def test_no_simulated_step_is_shorter_than_its_lower_bound(row: Row) -> None:

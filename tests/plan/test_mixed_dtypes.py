@@ -162,6 +162,7 @@ def beside(folder: Path, sent: str) -> JobSpec:
     return load_job(EXAMPLE, (f"cluster.name={path}", f"schedule.dtype={sent}", budget))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "other"), [("bf16", "old"), ("fp16", "new")])
 def test_bf16_beside_fp16_is_planned_explained_and_kept_in_plan_files(
     sent: str, other: str, tmp_path: Path

@@ -66,6 +66,7 @@ def test_a_tier_gives_the_room_that_keeping_all_takes() -> None:
     assert "tiers: states in another memory tier" in said
 
 
+@pytest.mark.slow
 def test_a_plan_move_of_one_s_own_is_climbed_by_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def verb(*words: str) -> dict[str, Any]:
     return json.loads(run.output)
 
 
+@pytest.mark.slow
 def test_every_named_order_is_compared_on_the_plan_s_own_replicas(tmp_path: Path) -> None:
     path = plan_file(tmp_path, DEEP, FLAT)
     plan = read(path)
@@ -91,6 +92,7 @@ def test_every_named_order_is_compared_on_the_plan_s_own_replicas(tmp_path: Path
     assert "2 replicas of 2 shapes" in shown
 
 
+@pytest.mark.slow
 def test_an_order_of_each_replica_is_searched_for_and_the_plan_takes_its_file(
     tmp_path: Path,
 ) -> None:

@@ -98,6 +98,7 @@ GENERAL = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=5, **GENERAL)
 @given(skeletons(), jobs())
 def test_plans_of_any_order_are_what_verify_and_simulate_say(

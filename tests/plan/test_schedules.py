@@ -61,6 +61,7 @@ def test_what_a_schedule_cannot_run_is_said_and_the_rest_goes_on(compared: Compa
     assert "tensor = 1" in row.problem
 
 
+@pytest.mark.slow
 def test_the_table_fits_eighty_columns_and_json_has_the_same_rows(compared: Comparison) -> None:
     ran = CliRunner().invoke(command, [str(JOB)])
     assert ran.exit_code == 0, ran.output

@@ -146,6 +146,7 @@ def check_robust(spec: JobSpec) -> None:
     assert math.isfinite(simulated.step_time_s) and simulated.step_time_s > 0
 
 
+@pytest.mark.slow
 @settings(
     max_examples=20,
     deadline=None,

@@ -49,6 +49,7 @@ def pairs_of_groups() -> list[tuple[Group, Group]]:
     return [(two[0], two[1]) for two in groups.values() if len(two) == 2]
 
 
+@pytest.mark.slow
 @quick
 @given(candidates(RATRAIN + SKELETONS, divided=True))
 def test_the_bill_is_never_below_the_proof_with_divided_sequences(row: Row) -> None:
@@ -92,6 +93,7 @@ def test_the_closed_form_agrees_with_the_simulator_on_divided_sequences() -> Non
     assert np.abs(gaps).mean() < 0.03
 
 
+@pytest.mark.slow
 def test_a_search_with_both_is_no_slower_than_with_either() -> None:
     steps = {
         choice: search_layouts(asked(LLAMA, choice)).best.step_s for choice in (None, False, True)

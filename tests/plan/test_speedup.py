@@ -92,6 +92,7 @@ def test_one_kind_of_device_has_no_ratio(tmp_path: Path) -> None:
     assert speedup_of(job_of(tmp_path, devices=2), 100.0) is None
 
 
+@pytest.mark.slow
 def test_a_kind_alone_is_the_same_job_planned_on_its_devices(tmp_path: Path) -> None:
     speedup = speedup_of(job_of(tmp_path), 100.0)
     assert speedup is not None

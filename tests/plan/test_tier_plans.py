@@ -107,6 +107,7 @@ def test_what_needs_the_optimizer_on_the_device_is_refused(
         require_tier(job_on(24, disk_gb=1000, optimizer_tier="disk", **options))
 
 
+@pytest.mark.slow
 def test_two_devices_share_what_waits_and_each_has_its_own_bytes() -> None:
     alone, shared = (ways_of(job_on(24, host_gb=64, devices=devices))[-1] for devices in (1, 2))
     assert shared.tier_bytes == pytest.approx(alone.tier_bytes / 2, rel=0.15)

@@ -67,6 +67,7 @@ quick = settings(
 )
 
 
+@pytest.mark.slow
 @quick
 @given(
     st.sampled_from(TUNINGS),

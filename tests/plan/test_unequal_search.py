@@ -233,6 +233,7 @@ def test_a_draft_s_plan_file_is_read_as_the_plan_that_was_simulated(tmp_path: Pa
         assert read_s == pytest.approx(plan.step_s, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_no_simulated_plan_is_faster_than_all_devices_at_work(tmp_path: Path) -> None:
     spec = three_kinds(tmp_path)
     stages, least_s = stages_of(spec), least_step_s(spec, spec.cluster.members())
@@ -242,6 +243,7 @@ def test_no_simulated_plan_is_faster_than_all_devices_at_work(tmp_path: Path) ->
         assert plan.step_s > least_s
 
 
+@pytest.mark.slow
 def test_estimates_are_near_what_is_simulated(tmp_path: Path) -> None:
     spec = three_kinds(tmp_path)
     stages = stages_of(spec)
@@ -283,6 +285,7 @@ def test_jobs_of_one_kind_or_of_many_devices_are_left_to_the_other_search() -> N
     assert searchable(job("tiny-llama", "mixed-sites", 12, 24))
 
 
+@pytest.mark.slow
 def test_on_more_devices_the_planner_says_that_it_tried_identical_replicas_alone() -> None:
     plans = every_plan(too_many())
     words = " ".join(" ".join(every_text(plans, 1)).split())
@@ -344,6 +347,7 @@ def test_twelve_devices_may_be_more_than_eight_replicas(tmp_path: Path) -> None:
     assert by_kind[0] < by_kind[1] < by_kind[2]
 
 
+@pytest.mark.slow
 def test_the_best_plan_comes_first_and_simulate_and_verify_take_its_file(
     lopsided: tuple[Path, EveryPlan],
 ) -> None:
@@ -392,6 +396,7 @@ def test_where_the_only_links_are_a_thousand_times_slower_the_plan_is_another(
     assert used == [4, 1]
 
 
+@pytest.mark.slow
 def test_a_budget_that_asks_for_recovery_has_plans_that_fit(tmp_path: Path) -> None:
     path = job_file(tmp_path, sequences=8, fast=(40, 1), slow=(20, 2))
     text = path.read_text().replace('name = "ratrain"', 'name = "ratrain"\nmemory_budget = "16MB"')

@@ -74,6 +74,7 @@ def test_an_unequal_plan_takes_zb_h1_where_it_is_fast_enough(small: tuple[Path, 
     assert modes == {Recovery.NONE}
 
 
+@pytest.mark.slow
 def test_plan_says_so_and_its_file_is_simulated_alike(small: tuple[Path, EveryPlan]) -> None:
     path, plans = small
     lines = every_text(plans, 3)

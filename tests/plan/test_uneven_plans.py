@@ -176,6 +176,7 @@ def check_kinds(seed: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_random_plans_are_taken_apart_by_kind_of_device() -> None:
     assert sum(check_kinds(seed) for seed in range(30)) > 10
 

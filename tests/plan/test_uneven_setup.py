@@ -49,6 +49,7 @@ def read(*replicas: dict[str, Any], **head: Any) -> Plan:
     return plan_of_file(parse_plan(json.dumps(table), "p.json"), "p.json")
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40,
     deadline=None,

@@ -101,6 +101,7 @@ def test_each_rank_is_sized_by_its_own_dtype_and_its_program_reads_back() -> Non
     assert case.proved.verdict.sound
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_priced_in_the_jobs_dtype_and_gathers_in_the_widest() -> None:
     layout = LayoutSpec(pipeline=1, data=4)
     mixed, narrow, wide = (
@@ -155,6 +156,7 @@ def test_a_plan_file_keeps_the_dtypes_and_is_read_alike_either_way() -> None:
         prices_alike(tried.plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [("0", "1"), ("0", "2")], ids=str)
 def test_a_plan_names_the_dtypes_of_the_kinds_that_it_uses(devices: tuple[str, str]) -> None:
     plan = parse_plan(write_plan(file_of_plan(search_layouts(example()).best.plan)), str(EXAMPLE))
@@ -175,6 +177,7 @@ def test_a_plan_names_the_dtypes_of_the_kinds_that_it_uses(devices: tuple[str, s
     assert case.facts()["dtypes"] == ({"old": "fp32"} if "2" in devices else {})
 
 
+@pytest.mark.slow
 def test_replicas_that_differ_are_sized_by_each_rank() -> None:
     text = write_plan(file_of_plan(search_layouts(example()).best.plan))
     plan = parse_plan(text, str(EXAMPLE))

@@ -98,6 +98,7 @@ def test_headline_and_json_name_what_travels() -> None:
     assert not any("travel" in line for line in case_of(load_job(QUICKSTART)).headline())
 
 
+@pytest.mark.slow
 def test_a_page_names_what_travels() -> None:
     asked = ["schedule.gradient_wire=bf16"]
     assert "gradients travel in bf16" in page(contents_of_job(QUICKSTART, overrides=asked))

@@ -128,6 +128,7 @@ def test_a_plugin_that_cannot_be_loaded_is_one_error_that_names_its_package(
     assert BROKEN[code] in ran.err.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_a_broken_plugin_stops_nobody_who_does_not_name_it(tmp_path: Path) -> None:
     site = write_plugin(tmp_path / "site", "ratrain-mine", "1 / 0\n")
     assert ratrain(site, "verify", SMALL).status == 0

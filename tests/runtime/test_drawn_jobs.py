@@ -43,6 +43,7 @@ def test_a_drawn_job_is_prepared_or_refused_with_its_place_and_a_fix(tmp_path: P
     assert prepared > QUICK / 2
 
 
+@pytest.mark.slow
 def test_a_drawn_unequal_job_is_prepared_or_refused_with_its_place_and_a_fix(
     tmp_path: Path,
 ) -> None:

@@ -50,6 +50,7 @@ def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tupl
     return ranges
 
 
+@pytest.mark.slow
 @given(
     layout=st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (3, 2)]),
     sharding=st.integers(0, 3),

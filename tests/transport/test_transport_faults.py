@@ -127,6 +127,7 @@ def test_a_receiver_killed_in_mid_transfer_fails_the_write_within_a_second(provi
         assert engine.wait_until(lambda: len(down) == 1, 1.0)
 
 
+@pytest.mark.slow
 def test_a_sender_killed_in_mid_transfer_fails_the_wait_and_counts_no_partial_write(
     provider: str,
 ) -> None:

@@ -70,6 +70,7 @@ def test_net_check_shows_a_dead_agent_as_an_error_and_ends(tmp_path: Path) -> No
     assert "failed" in result.output
 
 
+@pytest.mark.slow
 def test_what_net_check_measured_is_the_links_part_of_a_cluster_file_json_and_text() -> None:
     table, place = read_toml(Path(str(PRESETS / "mixed-sites.toml")))
     for as_json in (True, False):

@@ -196,6 +196,7 @@ def test_certificates_of_two_authorities_or_none_do_not_meet(
         refused(b, a, "certificate is refused: self-signed", caplog, "not signed")
 
 
+@pytest.mark.slow
 def test_a_peer_that_speaks_an_older_tls_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.check_hostname, old.verify_mode = False, ssl.CERT_NONE

@@ -113,6 +113,7 @@ def test_a_head_tied_to_an_embedding_on_its_own_rank_is_held_once() -> None:
     assert last.view_bytes - alone.view_bytes == MEGATRON.standing_bytes * matrix
 
 
+@pytest.mark.slow
 def test_all_rows_of_a_table_share_one_framework() -> None:
     for _, rows in PEAK_TABLES.values():
         assert len({row.framework for row in rows()}) == 1
@@ -138,6 +139,7 @@ def test_memory_keeps_its_accuracy(name: str) -> None:
     assert report.beside["bill"].mean_error <= LIMITS[name] + 0.005
 
 
+@pytest.mark.slow
 def test_a_memory_table_shows_the_bill_and_our_own_program_beside_the_proof() -> None:
     result = CliRunner().invoke(command, ["zero_bubble_memory", "--rows"])
     assert result.exit_code == 0, result.output

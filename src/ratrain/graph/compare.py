@@ -6,13 +6,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 from ratrain.errors import Infeasible
 from ratrain.graph.network import Parameters
 from ratrain.graph.plan import Laid, planned
 from ratrain.graph.process import begun
-from ratrain.graph.program import MODES
 from ratrain.graph.reference import InMemory, largest_error
 from ratrain.graph.run import disk_of
 from ratrain.graph.spec import GraphFile, Mode
@@ -93,7 +91,3 @@ def _epoch(
     training.optimizer.step()
     moved = epoch.read_bytes, epoch.written_bytes
     return error, epoch.loss, loss, epoch.time_s, took_s, *moved
-
-
-ALL: tuple[Mode, ...] = tuple(mode for mode in get_args(Mode) if mode != "auto")
-assert set(ALL) == set(MODES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from ratrain.describe.amounts import (
     FileName,
@@ -28,6 +28,7 @@ UnitLayers = Annotated[int, Rule(low=1, high=64)]
 Classes = Annotated[int, Rule(low=2, high=1 << 20)]
 Heads = Annotated[int, Rule(low=1, high=64)]
 Mode = Literal["auto", "cache", "lru", "bypass", "regather", "packed", "snapshots", "grinnder"]
+MODE_NAMES: tuple[Mode, ...] = tuple(mode for mode in get_args(Mode) if mode != "auto")
 
 
 @dataclass(frozen=True)

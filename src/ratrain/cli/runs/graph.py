@@ -14,6 +14,7 @@ from ratrain.cli.terminal.json_output import print_json
 from ratrain.cli.terminal.options import MOST_STEPS, PATH, Whole
 from ratrain.cli.terminal.progress import progress
 from ratrain.errors import SAVED_NOT_FINISHED
+from ratrain.graph.spec import MODE_NAMES
 
 if TYPE_CHECKING:
     from ratrain.graph import GraphFile, Plan
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ratrain.graph.train import Epoch
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
-MODES = ["cache", "lru", "bypass", "regather", "packed", "snapshots", "grinnder"]
 EPOCHS = click.option(
     "--epochs", type=Whole(1, MOST_STEPS), metavar="N", help="Epochs. [default: the file's]"
 )
@@ -135,7 +135,7 @@ def train(file: Path, epochs: int | None, folder: Path | None, resume: bool, as_
     "--mode",
     "modes",
     multiple=True,
-    type=click.Choice(MODES),
+    type=click.Choice(MODE_NAMES),
     help="Only this way of using memory; may be given several times.",
 )
 @JSON
@@ -155,7 +155,7 @@ def compare(file: Path, epochs: int | None, modes: tuple[Any, ...], as_json: boo
 
     require_package("torch")
     from ratrain.graph import lay_out, read_graph_file
-    from ratrain.graph.compare import ALL, compared
+    from ratrain.graph.compare import compared
     from ratrain.graph.program import ONE_SUM
 
     spec = read_graph_file(file)
@@ -165,7 +165,7 @@ def compare(file: Path, epochs: int | None, modes: tuple[Any, ...], as_json: boo
         rows: list[Compared] = []
         with progress("comparing", "modes") as report:
             several = spec.memory.processes > 1
-            every: list[Any] = [mode for mode in ALL if not (several and mode in ONE_SUM)]
+            every: list[Any] = [mode for mode in MODE_NAMES if not (several and mode in ONE_SUM)]
             chosen = modes or tuple(every)
             for row in compared(spec, laid, file.parent, Path(folder), epochs or 3, chosen):
                 rows.append(row)
