@@ -40,7 +40,8 @@ def topology(graph: Path, routes: Path, chip: bool, clock: float, as_json: bool)
     is waited for: else some timing of packets deadlocks.
 
     \b
-    Example: ratrain noc topology chip.graphml --routes routes.csv --chip > chip.toml
+    Example:
+      ratrain noc topology chip.graphml --routes routes.csv --chip > chip.toml
     """
     from ratrain.chip.noc.topology import read_routes, read_topology
 
@@ -79,7 +80,8 @@ def _lines(figures: dict[str, int | float]) -> list[str]:
         f"{figures['links']} links, one way each",
         f"routes: all whole, {figures['longest_route_hops']} links at most, "
         f"{figures['mean_route_hops']:.2f} in the mean; they cannot deadlock",
-        f"busiest link: {figures['busiest_link_routes']} routes, so uniform traffic of at most "
+        f"busiest link: {figures['busiest_link_routes']} routes",
+        "uniform traffic: at most "
         f"{figures['most_uniform_load']:.3f} flits per interface and cycle",
     ]
 
