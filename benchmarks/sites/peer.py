@@ -27,6 +27,21 @@ from torch.nn.parallel import DistributedDataParallel
 from ratrain.describe.huggingface import load_config
 
 
+def timed(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, steps: int
+) -> list[float]:
+    """Seconds of each step on the same sequences."""
+    times: list[float] = []
+    for _ in range(steps):
+        began_s = time.monotonic()
+        output = model(tokens[:, :-1])
+        cross_entropy(output.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.monotonic() - began_s)
+    return times
+
+
 def main(method: str, config: str, length: int, batch: int, steps: int, period: int) -> list[float]:
     """Seconds of each step."""
     torch.set_num_threads(1)
@@ -47,15 +62,7 @@ def main(method: str, config: str, length: int, batch: int, steps: int, period: 
         optimizer = PostLocalSGDOptimizer(optimizer, averager)
     tokens = torch.randint(spec.vocab, (batch, length + 1))
     dist.barrier()
-    times: list[float] = []
-    for _ in range(steps):
-        began_s = time.monotonic()
-        output = model(tokens[:, :-1])
-        cross_entropy(output.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        times.append(time.monotonic() - began_s)
-    return times
+    return timed(model, optimizer, tokens, steps)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,15 @@ import time
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 import torch
+from peer import timed
 from plain_model import Block, Head, TokenTable  # pyright: ignore[reportMissingImports]
 from torch import nn
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-from torch.nn.functional import cross_entropy
 from torchft import Manager, ProcessGroupGloo  # pyright: ignore[reportMissingImports]
 from torchft._torchft import LighthouseServer  # pyright: ignore[reportMissingImports]
 from torchft.local_sgd import DiLoCo, LocalSGD  # pyright: ignore[reportMissingImports]
@@ -62,7 +63,7 @@ def synchronised(
         return LocalSGD(manager, nn.Sequential(*units), optimizer, h)
     count, delay = map(int, method.split("-"))
     parts = fragments_of(units, count)
-    outer = [
+    outer: list[torch.optim.Optimizer] = [
         torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in parts
     ]
     return DiLoCo(
@@ -88,14 +89,19 @@ def main(method: str, config: str, length: int, batch: int, steps: int, period: 
         lighthouse = LighthouseServer(bind=bind, min_replicas=2, join_timeout_ms=100)
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
     spec = load_config(Path(config))
-    units = [TokenTable(spec), *(Block(spec, length) for _ in range(spec.layers)), Head(spec)]
+    layers = [Block(spec, length) for _ in range(spec.layers)]
+    units: list[nn.Module] = [TokenTable(spec), *layers, Head(spec)]
     model = nn.Sequential(*units)
+
+    def take(state: dict[str, Any]) -> None:
+        model.load_state_dict(state)
+
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.02)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=LIMIT),
-        load_state_dict=model.load_state_dict,
+        load_state_dict=take,
         state_dict=model.state_dict,
         min_replica_size=2,
         use_async_quorum=False,
@@ -112,15 +118,8 @@ def main(method: str, config: str, length: int, batch: int, steps: int, period: 
         init_sync=False,  # the seed has made both sites the same
     )
     tokens = torch.randint(spec.vocab, (batch, length + 1))
-    times: list[float] = []
     with synchronised(method, manager, units, optimizer, period):
-        for _ in range(steps):
-            began_s = time.monotonic()
-            output = model(tokens[:, :-1])
-            cross_entropy(output.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            times.append(time.monotonic() - began_s)
+        times = timed(model, optimizer, tokens, steps)
     synchronisations = manager.current_step()
     if method != "local-sgd":
         synchronisations //= int(method.split("-")[0])
