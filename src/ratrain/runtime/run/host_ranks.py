@@ -32,7 +32,8 @@ DEFAULT_PORT = 29500
 """At which rank 0 is met where nobody says otherwise."""
 STOP, END = "stop", "end"
 """What `run_host_ranks` may be told on standard input, a line each; its end means `STOP`, or `END`
-of ranks that do not train yet: who started them may have begun again, and needs their place."""
+of ranks that say they do not train yet: who started them may have begun again, and needs their
+place."""
 BEAT, BEAT_EVERY_S = "\x16", 0.5
 """A line that says on stderr that the host is alive, and how often; a `HostState` may follow."""
 _LOOK_EVERY_S, _LOOK_S = 0.1, 0.02
@@ -204,7 +205,9 @@ class Following:
             self._episodes.append(load(HostEpisode, *table))
             return
         processes, word = self._processes, order.strip()
-        at_once = word == END or (not word and not processes.train)  # there is nothing to save
+        # Ranks that begin have nothing to save. Only those that go on say that they train.
+        begins = self._goes_on and not processes.train
+        at_once = word == END or (not word and begins)
         wanted = 2 if at_once and not processes.failed else 1
         while self._interrupts < wanted:
             self._interrupts += 1
