@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import count
 from typing import cast
 
 import pytest
@@ -33,8 +34,11 @@ class Ranks:
 def test_ranks_that_may_train_save_and_those_that_begin_end_at_once(
     order: str, goes_on: bool, train: bool, asked: int
 ) -> None:
-    interrupts: list[None] = []
+    interrupts = count()
     ranks = cast(RankProcesses, Ranks(train))
-    interrupt = lambda: interrupts.append(None)  # noqa: E731
-    Following(ranks, None, None, goes_on=goes_on, interrupt=interrupt).take(order)
-    assert len(interrupts) == asked
+
+    def one_more() -> None:
+        next(interrupts)
+
+    Following(ranks, None, None, goes_on=goes_on, interrupt=one_more).take(order)
+    assert next(interrupts) == asked
