@@ -94,17 +94,27 @@ def _wanted(folder: Path) -> _Wanted | None:
 
 
 def _begin_again(folder: Path, settings: _Wanted, place: Place) -> None:
-    """Restarts this process in the environment that torch needs from the beginning: its
-    threads, an allocator that counts, and large blocks returned to the system when freed."""
-    environment = dict(os.environ)
-    environment[_READY] = str(os.getpid())
+    """Restarts this process in the environment that torch needs from the beginning."""
+    environment = dict(os.environ) | {_READY: str(os.getpid())}
+    set_for_torch(environment, place, settings.threads, allocator=settings.allocator)
+    # -P: no file of the folder where a run was started counts as a module.
+    arguments = [sys.executable, "-P", "-m", "ratrain.runtime.rank", str(folder)]
+    os.execve(sys.executable, arguments, environment)
+
+
+def set_for_torch(
+    environment: dict[str, str], place: Place, threads: int, *, allocator: bool
+) -> None:
+    """A rank's threads, an allocator that counts, and large blocks returned to the system when
+    freed; what the user has set stays."""
     shared = processors() // (place.ranks_here or place.world_size)
-    environment["OMP_NUM_THREADS"] = str(settings.threads or max(1, shared))
-    # Threads of a product wait for each other: they spin 300,000 turns while one team of them is in
-    # the process, and 1,000 once another lane has its own, behind the first step. So that what is
-    # timed before it is what runs; and where others have the processors, twelve times as fast.
-    if "OMP_WAIT_POLICY" not in environment:
-        environment.setdefault("GOMP_SPINCOUNT", "1000")
+    environment["OMP_NUM_THREADS"] = str(threads or max(1, shared))
+    # Threads of a product wait for each other: libgomp lets them spin 300,000 turns while one team
+    # of them is in the process, and 100 once another lane has its own, behind the first step. So
+    # 1,000 both times (the second is `active`'s): what is timed before the first step is what runs,
+    # steps are faster, and where others have the processors nobody spins for long.
+    if not environment.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        environment |= {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "1000"}
     environment.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))  # as scratch counts
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: fewer faults a step
     # MKL keeps the buffers of a product for the next one, 2 to 5 MB a thread on Intel processors:
@@ -112,12 +122,9 @@ def _begin_again(folder: Path, settings: _Wanted, place: Place) -> None:
     environment.setdefault("MKL_DISABLE_FAST_MM", "1")
     environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(16 << 20))
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
-    library = allocator_library() if settings.allocator else None
+    library = allocator_library() if allocator else None
     if library is not None:
         preload(library, environment)
-    # -P: no file of the folder where a run was started counts as a module.
-    arguments = [sys.executable, "-P", "-m", "ratrain.runtime.rank", str(folder)]
-    os.execve(sys.executable, arguments, environment)
 
 
 if __name__ == "__main__":
