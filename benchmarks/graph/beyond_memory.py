@@ -243,9 +243,13 @@ def moved_bytes() -> list[int]:
 
 
 def errors(spec: GraphFile, folder: Path) -> None:
-    """The worst gradient error of every mode against memory, over three epochs."""
+    """The worst gradient error of every mode against memory in fp32, and of both against memory in
+    fp64, over three epochs."""
     laid = lay_out(spec, folder, whole=True)
-    whole = InMemory(laid.data, spec.model.kind, laid.shape.units, "float32")
+    whole, exact = (
+        InMemory(laid.data, spec.model.kind, laid.shape.units, precision)
+        for precision in ("float32", "float64")
+    )
     for mode in MODE_NAMES:
         try:
             plan = planned(laid, replace(spec.memory, mode=mode), folder)
@@ -256,21 +260,29 @@ def errors(spec: GraphFile, folder: Path) -> None:
         training = crew.training
         training.store_features()
         for epoch in range(3):
-            copies = {
-                name: value.detach().clone().requires_grad_()
-                for name, value in training.parameters.items()
-            }
+            copies, exact_copies = (
+                {
+                    name: value.detach().to(dtype, copy=True).requires_grad_()
+                    for name, value in training.parameters.items()
+                }
+                for dtype in (torch.float32, torch.float64)
+            )
             done = training.gradients()
             whole.gradients(copies)
+            exact.gradients(exact_copies)
             worst = largest_error(training.parameters, copies)
+            ours, torchs = (
+                largest_error(got, exact_copies) for got in (training.parameters, copies)
+            )
             equal = [done.read_bytes, done.written_bytes] == [
                 plan.read_bytes,
                 plan.written_bytes,
             ]
             read, written = format_bytes(done.read_bytes), format_bytes(done.written_bytes)
             print(
-                f"{mode:9} epoch {epoch}: gradient error {worst:.1e}; {read} read, {written} "
-                f"written, {'as' if equal else 'NOT as'} planned; {done.time_s:.1f} s",
+                f"{mode:9} epoch {epoch}: gradient error {worst:.1e} (of fp64: {ours:.1e}, torch "
+                f"in memory {torchs:.1e}); {read} read, {written} written, "
+                f"{'as' if equal else 'NOT as'} planned; {done.time_s:.1f} s",
                 flush=True,
             )
             training.optimizer.step()
