@@ -320,6 +320,7 @@ class SimProcess:
         self.pid, self.host, self._run, self._hear = run.pids, host, run, hear
         self._status: int | None = None
         self.is_stopped, self._orders = False, 0
+        self._unread: list[Order | str] = []
         self.rank = SimRank(run, self)
         launch = launch_of(variables)
         self.actor = run.world.begin(lambda: self._main(launch), f"{host.name} pid {self.pid}")
@@ -372,12 +373,17 @@ class SimProcess:
         """SIGCONT."""
         self.is_stopped = False
         self.actor.resume("stop")
+        unread, self._unread = self._unread, []
+        for order in unread:
+            self._ordered(order)
 
     def order(self, order: Order | str) -> None:
         self._run.world.after(0.001, lambda: self._ordered(order))
 
     def _ordered(self, order: Order | str) -> None:
-        if self._status is None and not self.is_stopped:
+        if self.is_stopped:
+            self._unread.append(order)
+        elif self._status is None:
             if order == BACK:
                 self.rank.called(self._orders)
             else:

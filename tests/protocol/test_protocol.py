@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 from faulted import NO_BUGS, Failed, run_seed
-from sim_run import STEPS, Bugs
+from sim_run import STEPS, Bugs, SimRun
+from sim_world import SimWorld
 
 from ratrain.runtime.rank.live import Kept
 from ratrain.runtime.run import remote
@@ -24,6 +25,19 @@ def test_runs_survive_what_seeds_draw() -> None:
     outcomes = [run_seed(seed) for seed in range(12)]
     assert all(outcome.steps == STEPS for outcome in outcomes if outcome.status == 0)
     assert any(outcome.live_sources for outcome in outcomes)
+
+
+def test_a_rank_that_is_stopped_while_it_waits_for_the_next_episode_is_replaced() -> None:
+    world = SimWorld(3)
+    run = SimRun(world, ["here", "there"], NO_BUGS)
+    run.launch(restarts=3)
+    world.after(8.0, lambda: run.lose_power(run.hosts["there"]))
+    world.after(10.0, lambda: [rank.stop() for rank in run.hosts["here"].ranks])  # for ever
+    try:
+        world.run(120.0, lambda: run.status is not None)
+    finally:
+        world.close()
+    assert (run.status, run.auditor.told) == (0, STEPS)
 
 
 @pytest.mark.slow

@@ -155,9 +155,12 @@ class RankProcesses:
     def go_on(self, ranks: Sequence[int], rendezvous: Rendezvous) -> None:
         """The next episode: those that wait play some of these ranks, as far as they can the ones
         they had; new processes play the others. Who does not wait is ended."""
-        self.ends()
+        waiting = [child for child in self._in_order if child.waits]
+        for child in self._children:
+            if child not in waiting:
+                child.kill()
         self._further = True
-        there = {child.rank: child for child in self._children if child.waits}
+        there = {child.rank: child for child in waiting}
         seats = {rank: there.pop(rank) for rank in ranks if rank in there}
         for rank in ranks:
             if rank not in seats and there:
@@ -238,7 +241,8 @@ class _Child:
 
     @property
     def waits(self) -> bool:
-        return self.running and BACK in self.said
+        """Whether it can go on: one that is stopped would hear of it when somebody lets it."""
+        return self.running and BACK in self.said and not self.process.is_stopped
 
     def begin(self, order: Order) -> None:
         """The next episode."""
