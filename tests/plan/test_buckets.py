@@ -9,10 +9,9 @@ import pytest
 from ratrain.describe.backends import BUCKET_BYTES
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_layout import case_as_asked, case_of
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.case.case import case_as_asked, case_of
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.sizes import parameter_balanced_layers
 from ratrain.plan.search.misfit import planned
 from ratrain.program.kind import Kind

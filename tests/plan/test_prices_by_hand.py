@@ -16,8 +16,7 @@ from ratrain.describe.device import DeviceKind, Driving, Rate, Tier
 from ratrain.describe.job import Batch, CheckpointSpec, ClusterChoice, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.program.kind import Kind
 from ratrain.simulate.costs import Work
 
