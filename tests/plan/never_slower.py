@@ -25,10 +25,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.enumerate import groups_of
-from ratrain.plan.layout.jobs import (
-    WORTH_MEMORY,
-    WORTH_SPLIT,
-)
+from ratrain.plan.layout.jobs import WORTH_MEMORY, WORTH_SPLIT
 from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.trial import STEPS
 from ratrain.plan.search.every_plan import every_plan

@@ -9,11 +9,7 @@ import pytest
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.search.other_devices import (
-    devices_of_kind,
-    only_kinds,
-    with_more_hosts,
-)
+from ratrain.plan.search.other_devices import devices_of_kind, only_kinds, with_more_hosts
 
 JOB = """
 [model]

@@ -16,11 +16,7 @@ from ratrain.errors import Infeasible
 from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.layout.jobs import (
-    SPLIT_ORDERS,
-    WORTH_SPLIT,
-    load_job,
-)
+from ratrain.plan.layout.jobs import SPLIT_ORDERS, WORTH_SPLIT, load_job
 from ratrain.plan.layout.plan import SPLIT, Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.plan_moves import Reordered

@@ -11,10 +11,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, RatrainError
 from ratrain.plan.case.case import Case, case_of, require_one_by_one
 from ratrain.plan.file.checks import require_runnable
-from ratrain.plan.layout.jobs import (
-    in_order,
-    strategy_of,
-)
+from ratrain.plan.layout.jobs import in_order, strategy_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.program.repeating import compute_ops

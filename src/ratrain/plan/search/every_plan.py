@@ -18,11 +18,7 @@ from ratrain.errors import Infeasible, SpecError
 from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.file.form import PlanFile, file_of_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.layout.jobs import (
-    SPLIT_ORDERS,
-    strategy_of,
-    takes_other_orders,
-)
+from ratrain.plan.layout.jobs import SPLIT_ORDERS, strategy_of, takes_other_orders
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.trial import only_over_budget
 from ratrain.plan.search.layouts import Progress, Search, search_layouts

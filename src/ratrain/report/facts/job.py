@@ -23,11 +23,7 @@ from ratrain.report.contents import (
     Times,
     Verdict,
 )
-from ratrain.report.facts.candidates import (
-    advice_of,
-    candidates_of,
-    named_apart,
-)
+from ratrain.report.facts.candidates import advice_of, candidates_of, named_apart
 from ratrain.report.facts.memory import CURVES, curves, op_times, peaks
 from ratrain.report.facts.ops import Ops, OpTimes
 from ratrain.report.facts.stages import ProvedMemory, picture
