@@ -35,7 +35,7 @@ from ratrain.describe.job import (
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import RatrainError
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.orders.schedules import Comparison, as_named, compare, laid_out, layout_for
 from ratrain.plan.orders.search import Limits, search_compared
 from ratrain.program.skeletons import SKELETONS

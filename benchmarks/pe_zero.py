@@ -34,7 +34,7 @@ from ratrain.describe.job import (
 )
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.program.kind import Kind, Lane
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import Simulation

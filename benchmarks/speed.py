@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ratrain.compiled import library
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program

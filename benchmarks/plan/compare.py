@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parents[2] / "tests" / "plan"))
 from drawn_clusters import FAMILIES, drawn
 
 from ratrain.errors import Infeasible
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.file.form import write_plan
 from ratrain.plan.search.every_plan import every_plan
 
 SAME = 1e-9

@@ -38,7 +38,7 @@ from ratrain.plan.draft.pools import (
     used_of,
 )
 from ratrain.plan.draft.stages import Stages
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.search.tried import timed

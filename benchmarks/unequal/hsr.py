@@ -29,12 +29,11 @@ from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.layout.other_clusters import kinds_of, only_kinds
 from ratrain.plan.layout.plan import SPLIT, Plan, plan_of_row
 from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import check
-from ratrain.plan.search.other_devices import DEFINITION, Speedup, speedup_of
+from ratrain.plan.search.other_devices import DEFINITION, Speedup, only_kinds, speedup_of
 from ratrain.plan.search.tried import Tried
 from ratrain.program.units import Bools
 
@@ -114,7 +113,7 @@ class Mix:
 
 def mix() -> Mix:
     job = load_job(DESCRIBED / "large-and-small.toml")
-    first, last = (kind.name for kind in kinds_of(job))
+    first, last = (kind.name for kind in job.cluster.kinds)
     tokens = job.batch.sequences * job.model.sequence_length
     orders = [
         order
@@ -148,7 +147,7 @@ def mix_lines(described: Mix) -> Iterator[str]:
 
 def plans_of(job: JobSpec) -> Iterator[Found]:
     """Equal layers over every choice of kinds, then what `plan` writes."""
-    kinds = kinds_of(job)
+    kinds = job.cluster.kinds
     for count in range(len(kinds), 0, -1):
         for chosen in combinations(kinds, count):
             name = f"equal layers, {_names(chosen)}"

@@ -55,11 +55,7 @@ def special(plan: Plan) -> tuple[str, ...]:
         ),
         "other degrees than 1": any(max(replica.tensor) > 1 for replica in plan.replicas),
         "idle devices": len(plan.devices) < plan.job.cluster.devices,
-        "members that serve nothing": any(
-            not replica.counts_of(rank)
-            for replica in plan.replicas
-            for rank in range(replica.ranks)
-        ),
+        "members that serve nothing": any(() in replica.serves for replica in plan.replicas),
         "level 3": plan.mode.sharding == 3,
     }
     return tuple(word for word, is_so in said.items() if is_so)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ratrain.describe.cluster import Device
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job, load_job_to_plan
+from ratrain.plan.layout.placement import PlacedReplica
 from ratrain.plan.layout.plan import Plan, plan_of_layout
-from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import search_layouts

@@ -39,7 +39,7 @@ from ratrain.describe.presets import (
 )
 from ratrain.describe.profiles import profile_names
 from ratrain.describe.ranges import read_ranges
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.file.form import load_plan
 from ratrain.simulate.long import simulate_proved
 

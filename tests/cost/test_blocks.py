@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.cost import activations as act
-from ratrain.cost.balance import balanced_layers
+from ratrain.cost.balance import balanced_layers, spread
 from ratrain.cost.blocks import blocks, total_params
 from ratrain.describe.presets import model_preset
 
@@ -77,21 +77,33 @@ def test_tensor_and_sequence_parallelism_divide_what_they_should() -> None:
     assert both * 4 == sum(whole.values())
 
 
-@given(st.integers(1, 4), st.booleans())
-def test_the_balanced_split_is_as_good_as_the_best_of_all_splits(
-    stages: int, recovery: bool
+@given(
+    load=st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    one=st.lists(st.integers(1, 12), min_size=4, max_size=4),
+    layers=st.integers(4, 9),
+    least=st.integers(0, 1),
+    late=st.booleans(),
+)
+def test_layers_are_spread_as_well_as_in_the_best_of_all_splits(
+    load: list[int], one: list[int], layers: int, least: int, late: bool
 ) -> None:
+    each = one[: len(load)]
+
+    def fullest(split: tuple[int, ...]) -> int:
+        return max(fixed + n * of for fixed, n, of in zip(load, split, each, strict=True))
+
+    splits = product(range(least, layers + 1), repeat=len(load))
+    chosen = spread(layers, load, each, least=least, late=late)
+    assert sum(chosen) == layers and min(chosen) >= least
+    assert fullest(chosen) == min(fullest(s) for s in splits if sum(s) == layers)
+
+
+def test_among_equal_stages_the_later_or_the_earlier_ones_hold_more_layers() -> None:
+    assert spread(5, [0, 0, 0], [1, 1, 1]) == (1, 2, 2)
+    assert spread(5, [0, 0, 0], [1, 1, 1], late=False) == (2, 2, 1)
+
+
+def test_the_balanced_split_counts_the_embedding_and_the_head() -> None:
     model = model_preset("small-qwen")
     embedding, layer, *_, head = (3 * b.forward_flops(64, 64).total for b in blocks(model))
-
-    def busiest(split: tuple[int, ...]) -> float:
-        extra = [4 / 3 if recovery and s < stages - 1 else 1 for s in range(stages)]
-        load = [n * layer * x for n, x in zip(split, extra, strict=True)]
-        load[0] += embedding
-        load[-1] += head
-        return max(load)
-
-    splits = (s for s in product(range(1, 9), repeat=stages) if sum(s) == model.layers)
-    balanced = balanced_layers(model, stages, 64, recovery=recovery)
-    assert sum(balanced) == model.layers
-    assert busiest(balanced) == pytest.approx(min(map(busiest, splits)))
+    assert balanced_layers(model, 3, 64) == spread(model.layers, [embedding, 0, head], [layer] * 3)

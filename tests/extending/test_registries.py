@@ -10,7 +10,7 @@ from registered import declared_inside
 
 from ratrain.describe.job import LayoutSpec
 from ratrain.errors import ProgramError
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.program.kind import Cost, Kind, Lane, Scope, Waiting, declare_lane
 from ratrain.program.rules import declare

@@ -23,9 +23,9 @@ from drawn_clusters import FAMILIES, drawn
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.enumerate import groups_of
-from ratrain.plan.layout.orders import WORTH_MEMORY, WORTH_SPLIT
+from ratrain.plan.layout.jobs import WORTH_MEMORY, WORTH_SPLIT
 from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.trial import STEPS
 from ratrain.plan.search.every_plan import every_plan

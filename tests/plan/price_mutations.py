@@ -76,6 +76,7 @@ TESTS = (
     "tests/plan/test_buckets.py",
     "tests/plan/test_driving.py",
     "tests/plan/test_what_if.py",
+    "tests/plan/test_uneven_plans.py",
     "tests/plan/test_bill.py",
     "tests/plan/test_draft_bills.py",
     "tests/plan/test_draft_estimates.py",

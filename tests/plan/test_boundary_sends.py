@@ -11,8 +11,7 @@ from ratrain.cost.collectives import message, ring_half
 from ratrain.describe.backends import backend_named
 from ratrain.describe.job import LayoutSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.program.kind import Kind
 
 SIZE_BYTES = 2 * 512 * 6144  # a micro-batch of one sequence of gpt-22b

@@ -13,13 +13,12 @@ from random_plans import random_plan
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.board import Board
-from ratrain.plan.orders.moves import Moves, critical_pieces
+from ratrain.plan.orders.search import Moves, critical_pieces
 from ratrain.simulate.simulate import simulate
 
 JOB = Path(__file__).parents[2] / "examples" / "small.toml"

@@ -9,11 +9,12 @@ import pytest
 from ratrain.describe.backends import BUCKET_BYTES
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_layout import case_as_asked, case_of
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.case.case import case_as_asked, case_of
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.sizes import parameter_balanced_layers
+from ratrain.plan.layout.tiers import in_buckets
 from ratrain.plan.search.misfit import planned
 from ratrain.program.kind import Kind
 from ratrain.program.setup import Accumulation
@@ -44,6 +45,15 @@ def test_a_search_puts_gradients_into_buckets_where_nothing_else_fits() -> None:
     program = best.proved
     assert program is not None
     assert program.short.setup.backward_sends
+
+
+@pytest.mark.parametrize(("vocab", "larger"), [(16_000, True), (8_000, False)])
+def test_buckets_are_tried_where_a_gradient_is_larger_than_one(vocab: int, larger: bool) -> None:
+    spec = on_clusters("small-llama", LayoutSpec(1, 4), gradient_dtype="fp32")
+    model = replace(spec.model.spec, vocab=vocab)
+    spec = replace(spec, model=replace(spec.model, spec=model))
+    assert (4 * vocab * model.hidden > BUCKET_BYTES) == larger
+    assert (in_buckets(spec, strategy_of(spec)) is not None) == larger
 
 
 def test_a_search_leaves_gradients_whole_where_they_fit() -> None:

@@ -24,8 +24,7 @@ from ratrain.describe.job_checks import check_job
 from ratrain.describe.presets import cluster_names, cluster_preset, model_names, model_preset
 from ratrain.describe.units import format_bytes
 from ratrain.errors import ProgramError, RatrainError, SpecError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.sizes import (
     blocks_of_stages,
@@ -292,7 +291,7 @@ def test_any_job_ends_in_a_result_or_in_an_error_that_the_user_can_mend(spec: Jo
     bounds = {bound.rank: bound.total_bytes for bound in simulation.verdict.bounds}
     assert all(times.peak_bytes <= bounds[times.rank] for times in simulation.ranks)
     assert max(map(len, case.headline())) <= 80
-    assert case.tokens == spec.batch.sequences * spec.model.sequence_length
+    assert case.job.tokens == spec.batch.sequences * spec.model.sequence_length
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ from ratrain.describe.job import ClusterChoice, JobSpec, LayoutSpec
 from ratrain.describe.presets import cluster_preset
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.case.case import case_of
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.search.misfit import planned
 from ratrain.program.kind import Cost
 from ratrain.simulate.simulate import simulate

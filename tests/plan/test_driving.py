@@ -14,8 +14,7 @@ from test_unequal_clock import gaps, stages_of, unequal_job
 
 from ratrain.describe.device import BY_OTHERS, Driving
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.program.kind import Kind

@@ -14,10 +14,9 @@ from ratrain.describe.device import Tier
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.train import CheckpointSpec, TrainSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.file.form import file_of_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan
 from ratrain.plan.search.every_plan import case_of_job
 from ratrain.plan.search.misfit import planned
 from ratrain.program.actions import Kind

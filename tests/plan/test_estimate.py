@@ -14,6 +14,7 @@ from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.describe.presets import cluster_preset
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.plan import plan_of_row
+from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.places import costs_of
 from ratrain.plan.search.layouts import check
@@ -64,6 +65,21 @@ def test_equal_stages_without_messages_take_m_plus_p_minus_1_slots() -> None:
     _, layer, head, _ = group.times[group.placement.classes[0].kinds[0]]
     busiest_s = 15 * (layer.forward_s + layer.backward_s) + head.forward_s + head.backward_s
     assert 16 < estimated.step_s[0] / busiest_s < 17.5
+
+
+@pytest.mark.parametrize("code", [BACKWARD, FORWARD])
+def test_a_head_is_computed_again_only_where_its_stage_recovers(code: int) -> None:
+    group = next(groups_of(job("gpt-3.6b", "a100-80g-dgx", 1, 16)))
+    head = group.times[group.placement.classes[0].kinds[0]][2]
+
+    def step_s(code: int, *, again: bool) -> float:
+        strategy = replace(group.strategy, recovers_heads=again)
+        asked = replace(group.only(np.array([0])), strategy=strategy)
+        return float(estimate(asked, np.full((1, 1), code)).step_s[0])
+
+    assert step_s(NONE, again=True) == step_s(NONE, again=False)
+    more_s = step_s(code, again=True) - step_s(code, again=False)
+    assert more_s == pytest.approx(group.micro_batches * head.forward_s)
 
 
 @pytest.mark.slow

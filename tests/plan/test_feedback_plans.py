@@ -11,11 +11,9 @@ import pytest
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import load_plan, parse_plan
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.file.form import file_of_plan, load_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.every_plan import EveryPlan
 from ratrain.plan.search.layouts import search_layouts

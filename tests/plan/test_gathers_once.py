@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratrain.describe.job import Batch, LayoutSpec
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.program.kind import Kind
 

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 import ratrain
 from ratrain.cli.main import ratrain as command
 from ratrain.plan.case.case import Case, case_of_plan
-from ratrain.plan.file.form import is_uneven, load_plan, parse_plan
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.file.form import is_uneven, load_plan, parse_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.every_plan import EveryPlan, case_of_job, every_plan
 from ratrain.program.text import write_text

@@ -12,7 +12,7 @@ from random_jobs import job
 from test_left_out import job_file
 
 from ratrain.describe.job import LayoutSpec
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.simulate.long import simulate_proved

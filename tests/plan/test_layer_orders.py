@@ -13,11 +13,9 @@ from random_jobs import job
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.misfit import misfits

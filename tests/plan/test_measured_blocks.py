@@ -13,7 +13,7 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.layer_profile import BlockName, LayerProfile, MeasuredTime, shape_of
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.words.planned import search_text

@@ -16,10 +16,9 @@ from test_uneven_costs import prices_alike
 from ratrain.describe.job import JobSpec, LayoutSpec, dtypes_of_kinds
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.case.case import Case
+from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.case.kinds import kind_parts
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.tiers import bucket_count

@@ -11,8 +11,7 @@ from ratrain.describe.job import LayoutSpec
 from ratrain.describe.optimizers import OPTIMIZERS
 from ratrain.describe.train import TrainSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.search.misfit import planned
 from ratrain.program.kind import Kind
 from ratrain.program.verify import verify

@@ -20,13 +20,12 @@ from ratrain.cli.programs.schedules import command
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.clock import OrderClock
-from ratrain.plan.orders.moves import Moves, critical_pieces
 from ratrain.plan.orders.schedules import compare, laid_out
-from ratrain.plan.orders.search import Limits, SearchResult, search_compared
+from ratrain.plan.orders.search import Limits, Moves, SearchResult, critical_pieces, search_compared
 from ratrain.plan.orders.seeds import Pipeline, order_of, policies
 from ratrain.plan.words.orders import reasons
 from ratrain.plan.words.orders import settings as settings_of

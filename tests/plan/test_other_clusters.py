@@ -9,12 +9,7 @@ import pytest
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.layout.other_clusters import (
-    devices_of_kind,
-    kinds_of,
-    only_kinds,
-    with_more_hosts,
-)
+from ratrain.plan.search.other_devices import devices_of_kind, only_kinds, with_more_hosts
 
 JOB = """
 [model]
@@ -44,23 +39,23 @@ def links(job: JobSpec, numbers: list[int]) -> list[object]:
 
 
 def test_a_kind_alone_keeps_its_devices_and_their_links(job: JobSpec) -> None:
-    for kind in kinds_of(job):
+    for kind in job.cluster.kinds:
         cut = only_kinds(job, [kind])
         numbers = [d.index for d in job.cluster.members() if d.kind == kind]
         assert len(cut.cluster.members()) == len(numbers) == devices_of_kind(job, kind)
-        assert kinds_of(cut) == (kind,)
+        assert cut.cluster.kinds == (kind,)
         assert links(cut, list(range(len(numbers)))) == links(job, numbers)
 
 
 def test_all_kinds_are_the_job_s_devices(job: JobSpec) -> None:
-    whole = only_kinds(job, kinds_of(job))
+    whole = only_kinds(job, job.cluster.kinds)
     before = [(d.kind, d.host, d.chip) for d in job.cluster.members()]
     assert [(d.kind, d.host, d.chip) for d in whole.cluster.members()] == before
 
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_another_host_is_one_like_the_fullest_of_its_kind(job: JobSpec, count: int) -> None:
-    for kind, size in zip(kinds_of(job), (8, 4), strict=True):
+    for kind, size in zip(job.cluster.kinds, (8, 4), strict=True):
         larger, added = with_more_hosts(job, kind, count)
         assert added == count * size
         assert devices_of_kind(larger, kind) == devices_of_kind(job, kind) + added

@@ -14,9 +14,8 @@ from ratrain.cli.main import ratrain
 from ratrain.describe.ranges import read_ranges, write_ranges
 from ratrain.errors import SpecError
 from ratrain.plan.case.case import Case
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.simulate.simulate import simulate
 

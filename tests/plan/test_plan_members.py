@@ -18,9 +18,8 @@ from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
 from ratrain.plan.case.case import Case
 from ratrain.plan.case.kinds import kind_parts
-from ratrain.plan.file.form import is_uneven, parse_plan
+from ratrain.plan.file.form import file_of_plan, is_uneven, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.price.what_if import sending_faster
 from ratrain.program.kind import Kind
 from ratrain.program.replicas import Recovery

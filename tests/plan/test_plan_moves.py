@@ -11,7 +11,7 @@ from test_tier_plans import job_on
 from test_unequal_sizes import begins, large_and_small
 
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.trial import step_s_of

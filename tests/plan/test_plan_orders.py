@@ -17,12 +17,12 @@ from ratrain.errors import SpecError
 from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import load_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.layout.orders import fixed_order
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.schedules import LaidOut, compare
 from ratrain.plan.orders.seeds import order_of, policies
 from ratrain.program.kind import Lane
+from ratrain.program.pipelining.fixed import fixed_order
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text.order_csv import read_orders
 from ratrain.simulate.long import simulate_proved

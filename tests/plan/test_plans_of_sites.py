@@ -10,7 +10,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible
 from ratrain.plan import load_job, load_plan, plan_of_file
 from ratrain.plan.case.case import Case
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.file.form import write_plan
 from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.words import every_text

@@ -16,8 +16,7 @@ from ratrain.describe.cluster import ClusterSpec, HostKind, Link
 from ratrain.describe.device import DeviceKind, Rate, Tier
 from ratrain.describe.job import ClusterChoice, JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.placement import place
 from ratrain.plan.layout.plan import plan_of_layout

@@ -16,8 +16,7 @@ from ratrain.describe.device import DeviceKind, Driving, Rate, Tier
 from ratrain.describe.job import Batch, CheckpointSpec, ClusterChoice, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.program.kind import Kind
 from ratrain.simulate.costs import Work
 
@@ -301,6 +300,51 @@ def test_the_norm_a_checkpoint_and_inputs_on_the_host() -> None:
         assert rates[saved.link[unit]] == 1.7e9
         near([copied.volume_bytes[unit]], [2 * T * H * (kind != "embedding")])  # that has no input
         assert kind == "embedding" or rates[copied.link[unit]] == 2.2e10
+
+
+def averaging(averages: str, wire: str, collective: str) -> Case:
+    """Three replicas that average their weights."""
+    base = made(Asked(1, 3, dtype="fp32")).job
+    asked = replace(base.schedule, average_every=2, averages=averages, average_wire=wire)
+    outer = 0.7 if averages == "early-start" else None
+    spec = replace(
+        base,
+        schedule=replace(asked, collective=collective),
+        train=replace(base.train, clip_norm=None, outer_learning_rate=outer),
+        checkpoint=CheckpointSpec(every=2),
+    )
+    return case_of(spec)
+
+
+@pytest.mark.parametrize(
+    ("averages", "wire", "each"),  # bytes of a parameter: weights and states, or weights alone
+    [("local-sgd", "fp32", 12), ("early-start", "fp32", 4), ("early-start", "bf16", 2)],
+)
+def test_averages(averages: str, wire: str, each: int) -> None:
+    case = averaging(averages, wire, "ring")
+    found, start_s = work(case, Kind.AverageW), 2 * ACROSS.latency_s + ACROSS.collective_s
+    for unit, kind in enumerate(units(case)):
+        sent = 2 * each * PARAMS[kind] * 2 / 3
+        near(
+            [found.fixed_s[unit], found.volume_bytes[unit], found.interrupt_s[unit]],
+            [2 * start_s, sent, driven(sent, 4, ACROSS, adds=True)],
+        )
+
+
+@pytest.mark.parametrize(("wire", "each"), [("int8", 1 + 2 / 64), ("int4", 1 / 2 + 2 / 64)])
+def test_averages_in_integers_pass_over_weights_and_residuals_on_both_sides(
+    wire: str, each: float
+) -> None:
+    usual, case = (averaging("early-start", name, "direct") for name in ("bf16", wire))
+    plain, found = work(usual, Kind.AverageW), work(case, Kind.AverageW)
+    of_byte_s = OWN.stall * (2 * OWN.per_byte_s + 3 / (MEMORY * PART))
+    for unit, kind in enumerate(units(case)):
+        integers_s = 4 * (16 * (1 + 1 / 3) + 2 * 6) * PARAMS[kind] / (MEMORY * PART)
+        fewer = plain.volume_bytes[unit] * (1 - each / 2)
+        near([plain.volume_bytes[unit] - found.volume_bytes[unit]], [fewer])
+        near([found.fixed_s[unit] - plain.fixed_s[unit]], [integers_s])
+        taken_s = found.interrupt_s[unit] - plain.interrupt_s[unit]
+        near([taken_s], [OWN.stall * integers_s - of_byte_s * fewer])
 
 
 def test_error_feedback_reads_and_writes_a_residual_first() -> None:

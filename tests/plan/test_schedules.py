@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from ratrain.cli.programs.schedules import command
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders import schedules
 from ratrain.plan.orders.schedules import Comparison, compare, laid_out

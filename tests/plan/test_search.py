@@ -13,8 +13,7 @@ from random_jobs import job, jobs
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.trial import step_s_of

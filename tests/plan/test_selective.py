@@ -11,11 +11,9 @@ from random_jobs import job
 from ratrain.cost.activations import stored_scores_bytes
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import model_preset
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill_of

@@ -20,10 +20,9 @@ from ratrain.describe.backends import BACKENDS, declare_backend
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_job
 from ratrain.errors import SpecError
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.case.case import case_of
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import Group, groups_of, kinds_of_block
 from ratrain.plan.layout.sizes import boundary_bytes
 from ratrain.plan.layout.times import gathered_again_s, inner_sums_s, sums_of_op, times_in_layout

@@ -15,12 +15,10 @@ from ratrain.cost.blocks import blocks
 from ratrain.cost.compute import SPLIT_SHARE, block_times
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.orders import SPLIT_ORDERS, WORTH_SPLIT
+from ratrain.plan.layout.jobs import SPLIT_ORDERS, WORTH_SPLIT
 from ratrain.plan.search.every_plan import with_order_open
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.other_devices import free_to_recover

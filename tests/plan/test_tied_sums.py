@@ -12,8 +12,7 @@ from ratrain.describe.cluster import ClusterSpec, HostKind, Link
 from ratrain.describe.job import ClusterChoice, JobSpec, LayoutSpec
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.plan import plan_of_row
 from ratrain.plan.price.estimate import estimate

@@ -13,7 +13,7 @@ from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, Sch
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.errors import Infeasible, SpecError
 from ratrain.plan.case.case import case_of_plan
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.file.form import write_plan
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.layout.tiers import require_tier
 from ratrain.plan.price.fitted import fitted

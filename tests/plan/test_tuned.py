@@ -19,10 +19,8 @@ from ratrain.describe.trained import check_tuning
 from ratrain.describe.tuning import LoraSpec, Tuning
 from ratrain.errors import ProgramError, RatrainError, SpecError
 from ratrain.models.shapes import unit_layout, unit_names
-from ratrain.plan.case.case import case_of_plan
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import load_plan
-from ratrain.plan.file.writing import write_plan
+from ratrain.plan.case.case import case_of, case_of_plan
+from ratrain.plan.file.form import load_plan, write_plan
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.price.bill import bill_of

@@ -17,8 +17,7 @@ from ratrain.describe.job import LayoutSpec
 from ratrain.plan.case.case import Case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.layout.orders import WORTH_MEMORY
+from ratrain.plan.layout.jobs import WORTH_MEMORY, load_job
 from ratrain.plan.layout.plan import LAYER_MAJOR, Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan, with_order_open
 from ratrain.plan.search.plan_moves import Reordered

@@ -24,8 +24,7 @@ from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.on_devices import plans_of
 from ratrain.plan.draft.space import Space
 from ratrain.plan.file.checks import untrainable
-from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan

@@ -28,8 +28,7 @@ from ratrain.plan.draft.parts import Part, layers_moved, part_of
 from ratrain.plan.draft.pools import Post, pipeline_of, pools_of
 from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
-from ratrain.plan.file.form import load_plan, parse_plan
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, load_plan, parse_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
 from ratrain.plan.layout.plan import has_members

@@ -18,9 +18,8 @@ from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
 from ratrain.errors import RatrainError, SpecError
 from ratrain.plan.case.case import Case
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job, load_job_to_plan
 from ratrain.plan.price.places import costs_of
 from ratrain.plan.price.trial import least_step_s

@@ -14,11 +14,9 @@ from test_unequal_search import verb
 
 from ratrain.errors import Infeasible
 from ratrain.plan.case.case import Case
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
-from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.layout.orders import SPLIT_ORDERS, WORTH_SPLIT
+from ratrain.plan.layout.jobs import SPLIT_ORDERS, WORTH_SPLIT, load_job
 from ratrain.plan.layout.plan import SPLIT, Plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.plan_moves import Reordered

@@ -16,9 +16,8 @@ from ratrain.cost.blocks import blocks
 from ratrain.cost.compute import case_of_block
 from ratrain.describe.cluster import Link
 from ratrain.plan.case.case import Case
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.times import most_cells, regrouped_message
 from ratrain.program.kind import Kind

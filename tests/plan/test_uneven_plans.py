@@ -153,6 +153,38 @@ def test_a_plan_that_is_over_a_small_device_s_budget_names_that_rank(tmp_path: P
     assert "fullest is rank 0, proven peak 554 MB of its 300 MB: DOES NOT FIT" in run.output
 
 
+def test_a_kinds_share_of_the_work_counts_layers_and_the_sequences_that_they_see() -> None:
+    of_all = {"tensor": 1, "micro_batch": 2, "recovery": "none", "sharding": 0}
+    replicas = [  # the first kind alone takes three micro-batches, both kinds together one
+        {"count": 1, "micro_batches": 3, "stages": [{**of_all, "devices": "0", "layers": 4}]},
+        {
+            "count": 1,
+            "micro_batches": 1,
+            "stages": [
+                {**of_all, "devices": "1", "layers": 1},
+                {**of_all, "devices": "8", "layers": 3},
+            ],
+        },
+    ]
+    plan = {
+        "format": "ratrain plan 1",
+        "model": {"name": "tiny-llama", "sequence_length": 64},
+        "cluster": {"name": "mixed-sites", "devices": 24},
+        "sequences": 8,
+        "dtype": "fp16",
+        "schedule": "ratrain",
+        "skeleton": "1f1b",
+        "without": [],
+        "accumulation": "local",
+        "recovery_buffer": 1,
+        "prefetch": True,
+        "replicas": replicas,
+    }
+    case = Case(plan_of_file(parse_plan(json.dumps(plan), "p.json"), "p.json"))
+    shares = [part.work_share for part in kind_parts(case, case.simulation)]
+    assert shares == pytest.approx([13 / 16, 3 / 16])
+
+
 def check_kinds(seed: int) -> bool:
     """Takes a random plan apart by kind of device, and draws it."""
     text = json.dumps(random_plan(Random(seed)))

@@ -12,9 +12,8 @@ from random_jobs import candidates
 
 from ratrain.errors import SpecError
 from ratrain.plan.case.case import case_of_plan
-from ratrain.plan.file.form import is_uneven, parse_plan
+from ratrain.plan.file.form import file_of_plan, is_uneven, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.plan import Plan
 from ratrain.program.replicas import Recovery
 from ratrain.runtime.run.prepare import RunRequest, prepare_run

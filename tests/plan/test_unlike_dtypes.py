@@ -13,12 +13,10 @@ from test_uneven_costs import prices_alike
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import Case, case_of_plan
+from ratrain.plan.case.case import Case, case_of, case_of_plan
 from ratrain.plan.case.kinds import kind_parts
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.price.bill import bill_of

@@ -10,10 +10,9 @@ import pytest
 from random_jobs import job
 
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import parse_plan
+from ratrain.plan.case.case import case_of
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import group_of_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.price.estimate import estimate

@@ -208,7 +208,7 @@ def _write_records(run: RunFolder, prepared: PreparedRun, measured: Simulation, 
 
 def _write_metrics(run: RunFolder, prepared: PreparedRun, measured: Simulation, count: int) -> None:
     """A line for each step: a loss that falls, with one spike."""
-    tokens, length_s = prepared.case.tokens, measured.step_time_s
+    tokens, length_s = prepared.case.job.tokens, measured.step_time_s
     with run.metrics.open("w") as file:
         for step in range(count):
             step_s = length_s * (1 + 0.05 * math.sin(step))

@@ -10,7 +10,7 @@ import pytest
 from runs_made import write_text
 
 from ratrain.errors import SpecError
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, write_run

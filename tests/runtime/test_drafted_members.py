@@ -19,7 +19,7 @@ from ratrain.plan.draft.on_devices import plans_of
 from ratrain.plan.draft.pools import pools_of
 from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job_to_plan, strategy_of
 from ratrain.plan.layout.plan import MODES, Plan

@@ -14,7 +14,7 @@ from launched import made, ranks_of, start
 from runs_made import CONFIG, Setting, write_job
 
 from ratrain.errors import RatrainError, RunFailed, SpecError
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.runtime.run.prepare import RunRequest, prepare_run

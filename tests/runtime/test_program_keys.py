@@ -20,8 +20,7 @@ from ratrain.describe.program_keys import PROGRAM_KEYS, SEARCHED, ProgramKey
 from ratrain.errors import RunFailed, SpecError
 from ratrain.plan import load_job
 from ratrain.plan.file.checks import job_of_plan
-from ratrain.plan.file.form import parse_plan
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.search.misfit import planned
 from ratrain.readers.place import Place
 from ratrain.runtime.rank.joining.agreement import agree, read_run

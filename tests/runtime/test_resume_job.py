@@ -13,7 +13,7 @@ from launched import made
 from runs_made import Setting, write_job
 
 from ratrain.errors import SpecError
-from ratrain.plan.file.writing import file_of_plan, write_plan
+from ratrain.plan.file.form import file_of_plan, write_plan
 from ratrain.plan.search.every_plan import case_of_job
 from ratrain.plan.search.misfit import planned
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run

@@ -14,8 +14,8 @@ from test_tensor import WIDE, assert_near
 from training import train
 
 from ratrain.errors import SpecError
-from ratrain.plan.file.writing import file_of_plan
-from ratrain.plan.file.writing import write_plan as plan_text
+from ratrain.plan.file.form import file_of_plan
+from ratrain.plan.file.form import write_plan as plan_text
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.program.replicas import Recovery

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from cli_runs import ratrain, write_job
 
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.board import Board
-from ratrain.plan.orders.seeds import laid_out
 from ratrain.program.kind import Kind
 
 pytestmark = pytest.mark.slow
@@ -38,9 +37,9 @@ def test_an_order_found_by_search_trains_to_the_same_bits_as_1f1b(tmp_path: Path
 def test_an_order_of_layers_and_gathers_trains_to_the_same_bits_as_1f1b(tmp_path: Path) -> None:
     job = load_job(write_job(tmp_path, pipeline=1))
     board = Board(case_of(job), split=False)
-    units, micro_batches = board.pipelines[0].stages, board.pipelines[0].micro_batches
-    stage_order = [(kind, 0, m) for kind in (Kind.F, Kind.B) for m in range(micro_batches)]
-    layers = laid_out(stage_order, units, micro_batches, micro_batches)
+    units, micro_batches = range(board.pipelines[0].stages), range(board.pipelines[0].micro_batches)
+    forward = [(Kind.F, unit, m) for unit in units for m in micro_batches]
+    layers = (*forward, *((Kind.B, unit, m) for unit in reversed(units) for m in micro_batches))
     proved = board.proved((layers,))
     assert proved is not None
     _, reductions, gathers = proved.orders

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ratrain.cli.measuring.validate import command
-from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.case import case_of
 from ratrain.plan.layout.enumerate import kinds_of_block
 from ratrain.plan.layout.sizes import passed_bytes, unit_of
 from ratrain.program.replicas import Unit

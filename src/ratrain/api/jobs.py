@@ -38,7 +38,7 @@ class Job(Shown):
     @property
     def tokens(self) -> int:
         """Tokens of one step."""
-        return self.spec.batch.sequences * self.spec.model.sequence_length
+        return self.spec.tokens
 
     def using(self, schedule: str | None = None, without: tuple[str, ...] | None = None) -> Job:
         """The same job with another schedule, or with passes left out of it, as `--schedule` and

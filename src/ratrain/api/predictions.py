@@ -38,7 +38,7 @@ class Prediction(Shown):
     @property
     def tokens_per_s(self) -> float:
         """Of the whole cluster."""
-        return self.built.case.tokens / self.step_time_s
+        return self.built.case.job.tokens / self.step_time_s
 
     @property
     def peak_bytes(self) -> int:
@@ -78,10 +78,10 @@ class Prediction(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, with its unit in its key, as `ratrain simulate --json` prints them."""
-        return {"job": self.built.to_dict(), **as_json(self.simulation, self.built.case.tokens)}
+        return {"job": self.built.to_dict(), **as_json(self.simulation, self.built.case.job.tokens)}
 
     def _lines(self) -> list[str]:
-        text = as_text(self.simulation, self.built.case.tokens)
+        text = as_text(self.simulation, self.built.case.job.tokens)
         return [*self.built.case.headline(), "", *text]
 
     def _markup(self) -> Markup:

@@ -432,6 +432,11 @@ class JobSpec:
         )
 
     @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.batch.sequences * self.model.sequence_length
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches of one replica in one step."""
         if self.layout is None:

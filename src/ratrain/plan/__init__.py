@@ -23,11 +23,9 @@ from typing import TYPE_CHECKING
 from ratrain.faces import face
 
 if TYPE_CHECKING:
-    from ratrain.plan.case.case import Case, case_of_plan
-    from ratrain.plan.case.of_layout import case_of
-    from ratrain.plan.file.form import load_plan
+    from ratrain.plan.case.case import Case, case_of, case_of_plan
+    from ratrain.plan.file.form import load_plan, write_plan
     from ratrain.plan.file.reading import plan_of_file
-    from ratrain.plan.file.writing import write_plan
     from ratrain.plan.layout.jobs import load_job, load_job_to_plan
     from ratrain.plan.layout.plan import Plan
     from ratrain.plan.search.every_plan import EveryPlan, case_of_job, every_plan

@@ -26,7 +26,6 @@ from ratrain.plan.layout import parameter_balanced_layers
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import FORWARD_RECOVERY, STRATEGIES
 from ratrain.reproduce.published import ABLATION, MAIN, PLANNER, SCALE_OUT, SMALLEST, ScaleRow
-from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import Simulation
 
 SEQUENCE = 2048
@@ -131,8 +130,7 @@ def job(
 
 def run(spec: JobSpec) -> Simulation:
     """The simulation of a job."""
-    case = case_of(spec)
-    return simulate_proved(case.proved, case.costs)
+    return case_of(spec).simulation
 
 
 def main_job(model: str, strategy: str, without: tuple[str, ...] = ()) -> JobSpec:
@@ -213,7 +211,7 @@ def as_trained() -> Iterator[Row]:
 def _run_whole(spec: JobSpec) -> Simulation:
     """The simulation of a job whose gradients leave whole, whether it fits or not."""
     case = case_as_asked(spec)
-    return simulate_proved(case.proved, case.costs)
+    return case.simulation
 
 
 def _least_peak_bytes(row: ScaleRow, bucket_bytes: int | None) -> int:

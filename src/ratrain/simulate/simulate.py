@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 
+from ratrain.program.bounds import PeakBound
 from ratrain.program.kind import Lane, Waiting
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
@@ -81,6 +82,13 @@ class Simulation:
     def bound_bytes(self) -> int:
         """The worst rank's peak on any timing."""
         return max((bound.total_bytes for bound in self.verdict.bounds), default=0)
+
+    def fullest(self, among: Collection[int] | None = None) -> PeakBound | None:
+        """Of these ranks, or of all, the bound that is nearest to its budget, or furthest beyond
+        it; None where nothing is proved."""
+        budget_of = self.program.setup.budget_of
+        bounds = [b for b in self.verdict.bounds if among is None or b.rank in among]
+        return max(bounds, key=lambda b: b.total_bytes / (budget_of(b.rank) or 1), default=None)
 
     @property
     def feasible(self) -> bool:

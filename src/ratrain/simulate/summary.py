@@ -7,7 +7,7 @@ from typing import Any
 
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import DAY_S, counted, format_bytes, format_long_time, format_time
-from ratrain.program.families import DEVICE, GROUPS
+from ratrain.program.families import GROUPS
 from ratrain.program.kind import Kind, Waiting
 from ratrain.program.setup import Setup
 from ratrain.program.text.family_groups import grouped
@@ -95,7 +95,8 @@ def _bounds_below(simulation: Simulation) -> dict[str, int]:
     return bounds
 
 
-def _rank_json(times: RankTimes) -> dict[str, Any]:
+def times_json(times: RankTimes) -> dict[str, Any]:
+    """What a rank's step is made of."""
     return {
         "rank": times.rank,
         "compute_s": times.compute_s,
@@ -107,6 +108,12 @@ def _rank_json(times: RankTimes) -> dict[str, Any]:
             for kind, time_s in times.waiting_s.items()
             if kind is not Waiting.BUBBLE
         },
+    }
+
+
+def _rank_json(times: RankTimes) -> dict[str, Any]:
+    return {
+        **times_json(times),
         "tail_s": times.tail_s,
         "peak_bytes": times.peak_bytes,
         "peak_items_bytes": times.peak_items,
@@ -182,10 +189,9 @@ def _budgets_differ(setup: Setup) -> bool:
 def _fullest(simulation: Simulation) -> str:
     """The proven peak of the rank that is nearest to its own budget, or furthest beyond it."""
     setup = simulation.program.setup
-    bounds = [bound for bound in simulation.verdict.bounds if bound.tier == DEVICE]
-    if not bounds:
+    worst = simulation.fullest()
+    if worst is None:
         return f"peak memory {format_bytes(simulation.peak_bytes)} per rank"
-    worst = max(bounds, key=lambda b: b.total_bytes / (setup.budget_of(b.rank) or b.total_bytes))
     size, budget = format_bytes(worst.total_bytes), setup.budget_of(worst.rank)
     fits = "fits" if simulation.feasible else "DOES NOT FIT"
     limit = f" of its {format_bytes(budget)}: {fits}" if budget else ""

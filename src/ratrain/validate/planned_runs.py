@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ratrain.plan import case_of_plan, load_plan
 from ratrain.plan.file import PlanFile
-from ratrain.simulate.long import simulate_proved
 
 
 @dataclass(frozen=True)
@@ -37,4 +36,4 @@ def planned_run(path: Path) -> PlannedRun:
 def planned_s(run: PlannedRun) -> float:
     """Seconds of one step of the run, as `ratrain simulate` prints them."""
     case = case_of_plan(run.plan, str(run.path))
-    return simulate_proved(case.proved, case.costs).step_time_s
+    return case.simulation.step_time_s

@@ -96,7 +96,7 @@ def command(
     why = untrainable(case.job)
     if as_json:
         body = {"job": case.facts(), "untrainable": why, "unused": case.job.unused}
-        body |= summary_json(simulation, case.tokens)
+        body |= summary_json(simulation, case.job.tokens)
         print_json("simulate", body)
     else:
         click.echo("\n".join([*case.headline(), *notes(case.job, why), ""]))
@@ -104,7 +104,7 @@ def command(
             from ratrain.program.text.grid import draw
 
             click.echo("\n".join([*draw(simulation.program), ""]))
-        click.echo("\n".join(as_text(simulation, case.tokens)))
+        click.echo("\n".join(as_text(simulation, case.job.tokens)))
         for finding in simulation.verdict.findings[:5]:
             message = f"{finding.rule}: {finding.message}"
             click.echo(fill(message, 80, subsequent_indent="  "), err=True)

@@ -8,22 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ratrain.cost.collectives import ring_all_reduce
-from ratrain.describe.cluster import ChipLink, ClusterSpec
+from ratrain.describe.cluster import ChipLink
 from ratrain.describe.device import DeviceKind
+from ratrain.describe.job import ClusterChoice
 from ratrain.describe.on_chip import BY, ChipNetwork
 from ratrain.errors import RatrainError
 from ratrain.plan.case.case import Case, Standing
-from ratrain.plan.layout.other_clusters import kinds_of, on_cluster
+from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import boundary_bytes
 from ratrain.plan.layout.times import tensor_sums
 from ratrain.plan.price.trial import only_over_budget
 from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.program.bounds import PeakBound
-from ratrain.program.families import DEVICE
 from ratrain.program.kind import Waiting
 from ratrain.program.replicas import Replica
-from ratrain.program.setup import Setup
 from ratrain.simulate.costs import Costs
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
@@ -41,7 +40,7 @@ Resource = Literal["compute", "links", "memory", "recovery"]
 
 
 @dataclass(frozen=True)
-class Place:
+class KindPlace:
     """The stages that devices of one kind hold in replicas that behave alike; one that several of
     them are members of is there for each."""
 
@@ -77,7 +76,7 @@ class KindPart:
     kind: DeviceKind
     devices: tuple[int, ...]
     idle: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[KindPlace, ...]
     work_share: float  # of all layers x sequences
     compute_share: float  # of the step, forward and backward
     recovery_share: float
@@ -115,22 +114,17 @@ class KindPart:
 
 def kind_parts(case: Case, simulation: Simulation) -> tuple[KindPart, ...]:
     """The `KindPart` of each kind of a plan, in the cluster's order; none where all is alike."""
-    if case.plan.is_layout and len(kinds_of(case.job)) == 1:
+    if case.plan.is_layout and len(case.job.cluster.kinds) == 1:
         return ()
     setup, standing = case.setup, case.standing()  # with all micro-batches, unlike a program
-    devices = sorted(
-        [*(d for rank in standing.ranks for d in rank.devices), *standing.idle],
-        key=lambda device: device.index,
-    )
-    kinds = {device.kind.name: device.kind for device in devices}
-    sizes = case.sizes
-    places = {name: tuple(_places(setup, sizes, standing, name)) for name in kinds}
+    kinds = {kind.name: kind for kind in case.job.cluster.kinds}
+    places = {name: tuple(_places(case, standing, name)) for name in kinds}
     work = {name: sum(map(_work, of_kind)) for name, of_kind in places.items()}
     parts: list[KindPart] = []
     for name, kind in kinds.items():
         ranks = [r for r, place in enumerate(standing.ranks) if place.kind.name == name]
         times = [(simulation.ranks[rank], len(standing.ranks[rank].devices)) for rank in ranks]
-        fullest = _fullest(setup, simulation, ranks)
+        fullest = simulation.fullest(ranks)
         parts.append(
             KindPart(
                 kind,
@@ -148,17 +142,18 @@ def kind_parts(case: Case, simulation: Simulation) -> tuple[KindPart, ...]:
     return tuple(parts)
 
 
-def _places(
-    setup: Setup, micro_batch: Sequence[int], standing: Standing, kind: str
-) -> Iterator[Place]:
+def _places(case: Case, standing: Standing, kind: str) -> Iterator[KindPlace]:
     """One for each replica that the program spells out, where it has ranks of the kind."""
+    setup, sizes = case.setup, [replica.micro_batch for replica in case.plan.replicas]
     for number, (first, replica) in enumerate(zip(setup.first_rank, setup.replicas, strict=True)):
         ranks = [r for r in range(replica.ranks) if standing.ranks[first + r].kind.name == kind]
         if ranks:
-            yield _place(number, first, replica, ranks, micro_batch[number])
+            yield _place(number, first, replica, ranks, sizes[number])
 
 
-def _place(number: int, first: int, replica: Replica, ranks: list[int], micro_batch: int) -> Place:
+def _place(
+    number: int, first: int, replica: Replica, ranks: list[int], micro_batch: int
+) -> KindPlace:
     held = [
         (at, member)
         for at, stage in enumerate(replica.stages)
@@ -166,7 +161,7 @@ def _place(number: int, first: int, replica: Replica, ranks: list[int], micro_ba
         if member.rank in ranks
     ]
     names = {unit.name for _, member in held for unit in member.units}
-    return Place(
+    return KindPlace(
         number,
         replica.count,
         tuple(first + rank for rank in ranks),
@@ -183,7 +178,7 @@ def _place(number: int, first: int, replica: Replica, ranks: list[int], micro_ba
     )
 
 
-def _work(place: Place) -> int:
+def _work(place: KindPlace) -> int:
     """Layers times sequences, over all replicas."""
     micro_batches = sum(
         layers * served for layers, served in zip(place.layers, place.served, strict=True)
@@ -207,12 +202,6 @@ def _shares(
     recovery = mean([time.recovery_s for time, _ in times])
     links = mean([sum(time.waiting_s[kind] for kind in LINKS) for time, _ in times])
     return compute, recovery, links, max(1 - compute - recovery - links, 0.0)
-
-
-def _fullest(setup: Setup, simulation: Simulation, ranks: Sequence[int]) -> PeakBound | None:
-    """The bound that is nearest to its budget, or furthest beyond it."""
-    bounds = [b for b in simulation.verdict.bounds if b.tier == DEVICE and b.rank in ranks]
-    return max(bounds, key=lambda b: b.total_bytes / (setup.budget_of(b.rank) or 1), default=None)
 
 
 def _what_ifs(case: Case, simulation: Simulation, ranks: Sequence[int]) -> Iterator[WhatIf]:
@@ -240,13 +229,13 @@ def _kept(subject: Plan, ranks: Sequence[int]) -> WhatIf | None:
         case = Case(subject.keeping(ranks))
         if not only_over_budget(case.proved.verdict):
             return None
-        step_s = simulate_proved(case.proved, case.costs).step_time_s
+        step_s = case.simulation.step_time_s
     except RatrainError:
         return None
     over = [
         bound.total_bytes - (case.setup.budget_of(bound.rank) or bound.total_bytes)
         for bound in case.proved.verdict.bounds
-        if bound.tier == DEVICE and bound.rank in ranks
+        if bound.rank in ranks
     ]
     missing = max(0, *over)
     return WhatIf("memory" if missing else "recovery", step_s, missing)
@@ -305,11 +294,24 @@ def _ways(
         if sum_s is not None:
             networks[by], times[by] = replace(network, has=by), sum_s
     for by, other in networks.items():
-        changed = Case(on_cluster(case.plan, _with(case.job.cluster.spec, other)))
+        changed = Case(_with_network(case.plan, other))
         step_s = simulate_proved(case.proved, changed.costs).step_time_s
         yield SumsBy(by, times[by], step_s, used_s == times[by])
 
 
-def _with(spec: ClusterSpec, network: ChipNetwork | None) -> ClusterSpec:
-    """The cluster whose chips have another network."""
-    return replace(spec, device=tuple(replace(kind, chip=network) for kind in spec.device))
+def _with_network(plan: Plan, network: ChipNetwork | None) -> Plan:
+    """The plan of a layout on a cluster whose chips have another network, on which nothing depends
+    that its program says."""
+    cluster, placed = plan.job.cluster, plan.placement
+    kinds = tuple(replace(kind, chip=network) for kind in cluster.spec.device)
+    spec = replace(cluster.spec, device=kinds)
+    devices = spec.devices(cluster.devices)
+    there = tuple(devices[device.index] for device in placed.devices)
+    placed = Placement(spec, placed.layout, there, placed.by_site)
+    seated = zip(plan.replicas, placed.seats, strict=True)
+    return replace(
+        plan,
+        job=replace(plan.job, cluster=ClusterChoice(spec, cluster.devices)),
+        placed=placed,
+        replicas=tuple(replace(replica, seats=seats) for replica, seats in seated),
+    )

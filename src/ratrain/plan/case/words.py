@@ -10,7 +10,11 @@ from functools import cached_property
 from typing import Any
 
 from ratrain.cost.algorithms import Hosts
-from ratrain.describe.job import JobSpec
+from ratrain.cost.compute import case_of_block
+from ratrain.cost.gpu_layer import Execution
+from ratrain.cost.measured import Unmeasured, conditions, measured
+from ratrain.describe.device import DeviceKind
+from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.describe.lines import wrapped
 from ratrain.describe.ranges import (
     RANKS,
@@ -22,15 +26,16 @@ from ratrain.describe.ranges import (
     write_ranges,
 )
 from ratrain.describe.units import counted
-from ratrain.plan.case.measured_words import plan_measured
 from ratrain.plan.file.form import share_text
+from ratrain.plan.layout.enumerate import kinds_of_block
 from ratrain.plan.layout.links import collective_words
-from ratrain.plan.layout.orders import order_name, order_words
+from ratrain.plan.layout.placement import PlacedReplica
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.sizes import gradients_in, optimizer_words, own_words, travels
 from ratrain.program.promise import loss_words
 from ratrain.program.replicas import Recovery
+from ratrain.program.skeletons import SKELETONS
+from ratrain.program.strategies import STRATEGIES, Strategy
 
 ACTIVATIONS = {
     Recovery.NONE: ("kept", "kept"),
@@ -50,8 +55,8 @@ class InWords(ABC):
 
     @cached_property
     @abstractmethod
-    def settled_job(self) -> JobSpec:
-        """The job with the collective by which its replicas reduce: "auto" may come to one."""
+    def settled(self) -> Plan:
+        """The plan with the collective by which its replicas reduce: "auto" may come to one."""
 
     # ---- as JSON -------------------------------------------------------------------------
 
@@ -132,12 +137,15 @@ class InWords(ABC):
     def headline(self, *, whole: bool = False) -> list[str]:
         """What the job is and what was chosen for it. `whole`: all that was chosen."""
         lines = [*self._lines(whole=whole), *self.beside]
-        return [part for line in lines for part in wrapped(line, _indent(line))]
+        indents = ("    " if line.startswith(" ") else "  " for line in lines)
+        cut = map(wrapped, lines, indents)
+        return [part for parts in cut for part in parts]
 
     def _lines(self, *, whole: bool) -> Iterator[str]:
         plan, job = self.plan, self.plan.job
+        divided = ", sequence parallel" * plan.sequence_parallel
         yield f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: " + (
-            f"{self._shapes}{self._divided}{self._rounds}"
+            f"{self._shapes}{divided}{self._rounds}"
         )
         without = f" without {', '.join(job.schedule.without)}" if job.schedule.without else ""
         yield (
@@ -151,7 +159,7 @@ class InWords(ABC):
         if job.schedule.mirror:
             yield f"mirrored: {loss_words(replace(plan.setup, mirrored=True))}"
         yield from own_words(job)
-        yield from collective_words(self.settled_job, self._reducing_hosts)
+        yield from collective_words(self.settled.job, self._reducing_hosts)
         yield from plan_measured(plan)
         if plan.reversed_kinds:
             yield "device kinds in reversed order: the last hosts hold the first stages"
@@ -163,10 +171,8 @@ class InWords(ABC):
     def _of_replicas(self, *, whole: bool) -> Iterator[str]:
         """How replicas are divided, and what they keep: in one line for each sort of them."""
         if not self.plan.is_layout:
-            for replica, first_rank in zip(
-                self.plan.replicas, self.plan.setup.first_rank, strict=True
-            ):
-                yield from _lines_of(replica, first_rank)
+            for each in zip(self.plan.replicas, self.plan.setup.first_rank, strict=True):
+                yield from _lines_of(*each)
             return
         replica = self.plan.alike
         yield f"activations {self._activations}"
@@ -214,10 +220,6 @@ class InWords(ABC):
         return f"{counted(data, 'replica')} {shapes}" if data > 1 else "1 replica"
 
     @property
-    def _divided(self) -> str:
-        return ", sequence parallel" if self.plan.sequence_parallel else ""
-
-    @property
     def _rounds(self) -> str:
         """How many stages a rank holds, where these are several and each replica's."""
         virtual = self.plan.alike.layout.virtual
@@ -230,7 +232,8 @@ class InWords(ABC):
         layers: "5 + 2 + 1 layers | 8 layers"."""
         if self.plan.is_layout:
             order = order_name(self.plan.job.schedule)
-            named = f"{self._shapes}{self._rounds}{self._divided}"
+            named = f"{self._shapes}{self._rounds}"
+            named += ", sequence parallel" * self.plan.sequence_parallel
             named += f", micro-batch {self.plan.alike.micro_batch}"
             return f"{named}, order {order}" if order else named
         cuts = [" + ".join(map(str, r.layers)) for r in self.plan.replicas for _ in r.members]
@@ -252,11 +255,8 @@ class InWords(ABC):
         """The same beside plans of other jobs, with what becomes of activations."""
         if not self.plan.is_layout:
             return self._shapes
-        return f"{self.name}; {', '.join(dict.fromkeys(m[0] for m in self._in_table))}"
-
-    @property
-    def _in_table(self) -> Iterator[tuple[str, str]]:
-        return (ACTIVATIONS[mode] for mode in self.plan.alike.recovery)
+        kept = (ACTIVATIONS[mode][0] for mode in self.plan.alike.recovery)
+        return f"{self.name}; {', '.join(dict.fromkeys(kept))}"
 
     @property
     def details(self) -> tuple[str, ...]:
@@ -275,6 +275,23 @@ class InWords(ABC):
         if self.plan.is_layout:
             return []
         return [_share_of(replica, self.plan.job) for replica in self.plan.replicas]
+
+
+def order_name(schedule: ScheduleSpec) -> str:
+    """The compute order, where it is not the one that the schedule's name stands for."""
+    asked = schedule.skeleton
+    return "" if asked in (None, STRATEGIES[schedule.name].skeleton) else asked or ""
+
+
+def order_words(schedule: ScheduleSpec, strategy: Strategy) -> list[str]:
+    """That order as a line of a headline, and what it does at other times than 1F1B."""
+    name, together = order_name(schedule), SKELETONS[strategy.skeleton].together
+    if together > 1:
+        name = name or strategy.skeleton
+        return [f"order {name}: a step's first and last {together} micro-batches go layer by layer"]
+    if name == "zb-h1":
+        return [f"order {name}: weight gradients wait, and fill the pipeline's gaps"]
+    return [f"order {name}"] if name else []
 
 
 def recovery_words(modes: tuple[Recovery, ...], of: Nouns = STAGES, first: int = 0) -> str:
@@ -366,6 +383,60 @@ def _lines_of(replica: PlacedReplica, first_rank: int) -> Iterator[str]:
             yield f"  stage {write_ranges(stages)}: {'; '.join(served)}"
 
 
-def _indent(line: str) -> str:
-    """Where the lines stand that a line is continued on."""
-    return "    " if line.startswith(" ") else "  "
+# ---- where times come from: a layer profile, read how, or a device's rates ----------------
+
+
+def plan_measured(plan: Plan) -> list[str]:
+    """One sentence for each device kind of a plan that has a layer profile, and degree."""
+    sentences: dict[str, None] = {}
+    for replica in plan.replicas:
+        for rank, group in enumerate(replica.groups[0]):
+            kind, job, layout = group[0].kind, plan.job_of(replica, rank), replica.layout_of(rank)
+            if kind.layer_profile:
+                sentences[f"times on {kind.name}: {'; '.join(_told(job, layout, kind))}"] = None
+    return list(sentences)
+
+
+def left_out_words(job: JobSpec) -> list[str]:
+    """What a search did not try because the model's layers were not measured in it: one sentence
+    for each device kind on which they were measured at all."""
+    layer = kinds_of_block(job)[1]
+    sentences: list[str] = []
+    for kind in job.cluster.kinds:
+        case = case_of_block(layer, job.model.sequence_length, 1, job.dtype_of(kind))
+        known = [
+            other
+            for other in conditions(kind, case)
+            if (other.sequence, other.dtype) == (case.sequence, case.dtype)
+        ]
+        if known:
+            degrees = sorted({other.tensor for other in known})
+            divided = "" if any(other.sequence_parallel for other in known) else "out"
+            sentences.append(
+                f"layers were measured on {kind.name} at tensor {', '.join(map(str, degrees))}, "
+                f"with{divided} sequence parallelism: no other degree was tried"
+            )
+    return sentences
+
+
+def _told(job: JobSpec, layout: LayoutSpec, kind: DeviceKind) -> Iterator[str]:
+    """Blocks of one origin together, layers first."""
+    by_origin: dict[str, list[str]] = {}
+    embedding, layer, head = kinds_of_block(job)
+    for block in (layer, embedding, head):
+        case = case_of_block(
+            block,
+            job.model.sequence_length,
+            layout.tensor,
+            job.schedule.dtype,
+            Execution(layout.sequence_parallel),
+        )
+        try:
+            known = measured(kind, case, job.batch.micro_batch, job.model.spec.name)
+        except Unmeasured:  # no stage of this kind holds it, else nothing could be priced
+            continue
+        origin = known.how if known else "from its rates, not measured"
+        name = "layers" if block.kind == "layer" else block.kind
+        by_origin.setdefault(origin, []).append(name)
+    for origin, blocks in by_origin.items():
+        yield f"{', '.join(blocks)} {origin}"

@@ -15,8 +15,8 @@ from ratrain.plan.draft.pools import Pool, Shape
 from ratrain.plan.file.checks import require_runnable
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.links import Groups, Seats
+from ratrain.plan.layout.placement import PlacedReplica, Served, folded
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.layout.replica import PlacedReplica, Served, folded
 from ratrain.readers.place import Place
 
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,16 @@ from ratrain.cost.algorithms import DIRECT
 from ratrain.describe.job import Batch, JobSpec
 from ratrain.describe.job_file import job_from_table
 from ratrain.describe.program_keys import said_by
-from ratrain.errors import ProgramError, SpecError
+from ratrain.errors import ProgramError, RatrainError, SpecError
 from ratrain.plan.file.form import PlanFile
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import require_whole
 from ratrain.plan.layout.plan import Plan, has_members
-from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.tiers import require_bucketable, require_tier
 from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Accumulation
 from ratrain.program.skeletons import SKELETONS, joining_skeletons
 from ratrain.program.skeletons import Place as Position
-from ratrain.program.strategies import PREFETCH, Strategy, strategy
+from ratrain.program.strategies import PREFETCH, Strategy
 from ratrain.readers.place import Place
 
 
@@ -47,12 +47,13 @@ def job_of_plan(plan: PlanFile, place: Place, planned_for: JobSpec | None = None
     return job_from_table(table, place, Path(place.file))
 
 
-def require_strategy(plan: PlanFile, place: Place) -> None:
-    """Refuses a schedule that no strategy has."""
+@contextmanager
+def named_at(here: Place, of: type[RatrainError]) -> Generator[None]:
+    """What is refused by a rule that knows no files is refused there."""
     try:
-        strategy(plan.schedule, plan.without)
-    except SpecError as error:
-        raise SpecError(error.what, place=str(place.at("schedule")), fix=error.fix) from None
+        yield
+    except of as error:
+        raise SpecError(error.what, place=str(here), fix=error.fix) from None
 
 
 def require_prefetch(plan: PlanFile, chosen: Strategy, place: Place) -> None:
@@ -65,25 +66,6 @@ def require_prefetch(plan: PlanFile, chosen: Strategy, place: Place) -> None:
             fix=f"write {json.dumps(value)}"
             + (f', or add "{PREFETCH}" to without' if value else ""),
         )
-
-
-def require_chunks(chosen: Strategy, here: Place) -> None:
-    """Refuses several stages on a device where the compute order places one."""
-    if not SKELETONS[chosen.skeleton].chunks:
-        raise SpecError(
-            f"{chosen.skeleton} places one stage on a device, and devices repeat",
-            place=str(here),
-            fix='give each stage its own devices, or use the schedule "interleaved"',
-        )
-
-
-def require_order(chosen: Strategy, position: Position, here: Place) -> None:
-    """Refuses a number of micro-batches, counted at `here`, for which the compute order does not
-    exist."""
-    try:
-        next(SKELETONS[chosen.skeleton].order(position), None)
-    except ProgramError as error:
-        raise SpecError(error.what, place=str(here), fix=error.fix) from None
 
 
 def state_mode(plan: PlanFile, place: Place) -> StateMode:
@@ -132,7 +114,7 @@ def require_runnable(made: Plan, place: Place) -> None:
 def _require_members(made: Plan, place: Place) -> None:
     """Refuses what several members of a stage, which compute other micro-batches at other times,
     cannot do together."""
-    if not any(replica.has_members for replica in made.replicas):
+    if not has_members(made):
         return
     refused = [
         (
@@ -161,22 +143,29 @@ def _require_members(made: Plan, place: Place) -> None:
 
 
 def _require_orders(made: Plan, here: Place) -> None:
-    """Refuses a number of micro-batches for which the compute order does not exist."""
+    """Refuses several stages on a device where the compute order places one, stages that join
+    micro-batches where it cannot, and numbers of micro-batches for which it does not exist."""
+    name = made.strategy.skeleton
+    order = SKELETONS[name]
     for number, replica in enumerate(made.replicas):
         layout, at = replica.layout, here.at(replica.entry)
-        if layout.virtual > 1:
-            require_chunks(made.strategy, at)
-        if replica.joined and not SKELETONS[made.strategy.skeleton].joins:
+        if layout.virtual > 1 and not order.chunks:
             raise SpecError(
-                f"the order {made.strategy.skeleton} has no place for stages whose micro_batch "
-                "differs",
+                f"{name} places one stage on a device, and devices repeat",
+                place=str(at),
+                fix='give each stage its own devices, or use the schedule "interleaved"',
+            )
+        if replica.joined and not order.joins:
+            raise SpecError(
+                f"the order {name} has no place for stages whose micro_batch differs",
                 place=str(at.at("stages")),
                 fix=f"use one of {', '.join(joining_skeletons())}, or one micro_batch for all "
                 "stages of a replica",
             )
         counted = replica.micro_batches
         position = Position(0, layout.pipeline, layout.virtual, counted, replica=number)
-        require_order(made.strategy, position, at.at("micro_batches"))
+        with named_at(at.at("micro_batches"), ProgramError):
+            next(order.order(position), None)
 
 
 def _require_program(made: Plan, place: Place) -> None:
@@ -190,27 +179,19 @@ def _require_program(made: Plan, place: Place) -> None:
             place=str(place.at("average_every")),
             fix="leave it out, or give every replica the same share",
         )
-    mode = made.mode
-    once = made.strategy.gathers_once
-    try:
+    here = place.at("replicas")
+    with named_at(here, ProgramError):
         replace(
             made.setup,
-            sharding=mode.sharding,
-            accumulation=Accumulation.SHARDED if mode.sharded_gradients else Accumulation.LOCAL,
-            gathers_per_pass=once,
+            sharding=made.mode.sharding,
+            accumulation=made.choices.accumulation,
+            gathers_per_pass=made.strategy.gathers_once,
             tied=made.choices.tie,
             averages=made.choices.asked_averages,
         )
-    except ProgramError as error:
-        raise SpecError(error.what, place=str(place.at("replicas")), fix=error.fix) from None
-    _require_whole(made, place)
-
-
-def _require_whole(made: Plan, place: Place) -> None:
-    """Refuses to divide matrices that the optimizer must see whole."""
     tensor = max(degree for replica in made.replicas for degree in replica.tensor)
     shards = made.mode.sharding > 0 and max(made.setup.holders.values()) > 1
-    require_whole(made.job, tensor=tensor, shards=shards, place=str(place.at("replicas")))
+    require_whole(made.job, tensor=tensor, shards=shards, place=str(here))
 
 
 def _require_one_order(made: Plan, place: Place) -> None:
@@ -226,30 +207,19 @@ def _require_one_order(made: Plan, place: Place) -> None:
             place=str(place.at("accumulation")),
             fix='write "local", or give each stage its own devices',
         )
-    ahead = [_recovered_ahead(replica) for replica in made.replicas]
-    mixed = any(
-        len({flag for flags in of_layer for flag in flags}) > 1
-        for of_layer in zip(*ahead, strict=True)
-    )
-    if mode.sharding == 3 and mixed:
+    ahead: dict[int, set[bool]] = defaultdict(set)  # of each layer, whether holders recover it so
+    for replica in made.replicas:
+        ends = list(accumulate(replica.layers, initial=0))
+        for (stage, _), recovery in zip(replica.held, replica.recovery, strict=True):
+            for layer in range(ends[stage], ends[stage + 1]):
+                ahead[layer].add(recovery is Recovery.FORWARD)
+    if mode.sharding == 3 and max(map(len, ahead.values())) > 1:
         raise SpecError(
             "recovery ahead of backward changes the order of weight gathers: at sharding 3, "
             "ranks that gather together must recover the same layers ahead",
             place=str(place.at("replicas")),
             fix='write "forward" for the same layers everywhere, or for none',
         )
-
-
-def _recovered_ahead(replica: PlacedReplica) -> tuple[frozenset[bool], ...]:
-    """For each layer whether its holders in a replica recover it ahead of its backward."""
-    modes: dict[int, set[bool]] = defaultdict(set)
-    for (stage, _), mode in zip(replica.held, replica.recovery, strict=True):
-        modes[stage].add(mode is Recovery.FORWARD)
-    layers = replica.layout.layers
-    assert not isinstance(layers, str)  # a plan file gives numbers
-    return tuple(
-        frozenset(modes[stage]) for stage, count in enumerate(layers) for _ in range(count)
-    )
 
 
 def untrainable(plan: Plan) -> list[tuple[str, str]]:
@@ -259,25 +229,20 @@ def untrainable(plan: Plan) -> list[tuple[str, str]]:
     shares = setup.data > 1 or has_members(plan)  # else tied ends alone are held twice
     mixed = next((degrees for degrees in held if len(degrees) > 1 and shares), list[int]())
     who = "members" if has_members(plan) else "replicas"
+    apart = f"{who} that hold a layer at tensor {' and '.join(map(str, mixed))} cannot"
     refused = [
         (
             bool(mixed) and plan.job.collective != DIRECT,
-            f"{who} that hold a layer at tensor {' and '.join(map(str, mixed))} cannot reduce "
-            f"it by the collective {plan.job.collective} yet",
+            f"{apart} reduce it by the collective {plan.job.collective} yet",
             f'write collective "direct", or let all {who} hold each layer at one tensor degree',
         ),
         (
             bool(mixed) and plan.job.schedule.error_feedback,
-            f"{who} that hold a layer at tensor {' and '.join(map(str, mixed))} cannot use "
-            "error feedback yet",
+            f"{apart} use error feedback yet",
             f"leave error_feedback out, or let all {who} hold each layer at one degree",
         ),
         (
-            any(
-                not replica.counts_of(rank)
-                for replica in plan.replicas
-                for rank in range(replica.ranks)
-            )
+            any(() in replica.serves for replica in plan.replicas)
             and plan.job.train.overflow == "unit",
             "a member that serves no micro-batch cannot say which of its units overflowed",
             'let it serve one, or write overflow "step"',

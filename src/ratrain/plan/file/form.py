@@ -11,21 +11,24 @@ that contradict each other, is one error with its place. `file.reading` makes a 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens, Turn
 from ratrain.describe.average_wires import AverageWire
 from ratrain.describe.job import WireType
 from ratrain.describe.optimizers import USUAL_OPTIMIZER
+from ratrain.describe.program_keys import PROGRAM_KEYS, in_plan, said_by
 from ratrain.describe.ranges import read_ranges, write_ranges
 from ratrain.describe.strict import FrozenMap, Rule, load
 from ratrain.describe.tuning import LoraSpec
-from ratrain.describe.units import counted
 from ratrain.errors import SpecError
-from ratrain.plan.layout.replica import Served
+from ratrain.plan.layout.placement import PlacedReplica, Served
+from ratrain.plan.layout.plan import Plan
+from ratrain.program.pipelining.fixed import file_of
 from ratrain.readers.json import as_table, parse_json, read_json_table
 from ratrain.readers.place import Place
 
@@ -95,12 +98,6 @@ class PlanStage:
         assert self.devices is not None and self.tensor is not None and self.recovery is not None
         return (PlanMember(self.devices, self.tensor, ALL, self.recovery),)
 
-    @property
-    def only(self) -> PlanMember:
-        """The member, where there is one."""
-        (member,) = self.held_by
-        return member
-
 
 _SAMPLES = {"devices": '"..."', "tensor": "1", "recovery": '"none"'}
 
@@ -134,7 +131,7 @@ class PlanCluster:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class Expected:
     """What the planner expected; for people, and read by nothing."""
 
     step_time_s: Annotated[float, Rule(low=0, high=1e15)]
@@ -193,7 +190,7 @@ class PlanFile:
     gradient_tier: Literal["device", "host", "disk"] | None = None  # of gradients that add up
     activation_tier: Literal["device", "host", "disk"] | None = None  # of what waits for backward
     collective: Name | None = None
-    predicted: Predicted | None = None  # for people; nothing reads it
+    predicted: Expected | None = None  # for people; nothing reads it
 
 
 def load_plan(path: Path | str) -> PlanFile:
@@ -233,25 +230,6 @@ def placed_members(stage: PlanStage, here: Place) -> Iterator[tuple[PlanMember, 
     """The members of a stage, each with its place in the file; `here` is the stage's."""
     for number, member in enumerate(stage.held_by):
         yield member, here if stage.members is None else here.at("members").at(number)
-
-
-def devices_of_members(plan: PlanFile, number: int, stage: int, place: Place) -> list[list[int]]:
-    """For each member of a stage its devices, over all replicas of an entry."""
-    replica = plan.replicas[number]
-    here = place.at("replicas").at(number).at("stages").at(stage)
-    lists: list[list[int]] = []
-    for member, at in placed_members(replica.stages[stage], here):
-        where = str(at.at("devices"))
-        devices = read_ranges(member.devices, where, plan.cluster.devices)
-        if len(devices) != replica.count * member.tensor:
-            raise SpecError(
-                f"{counted(len(devices), 'device')} for {counted(replica.count, 'replica')} x "
-                f"tensor {member.tensor}",
-                place=where,
-                fix=f"list {replica.count * member.tensor}",
-            )
-        lists.append(devices)
-    return lists
 
 
 def served_by_members(replica: PlanReplica, stage: PlanStage, here: Place) -> tuple[Served, ...]:
@@ -295,3 +273,96 @@ def share_text(served: Served) -> str:
     if served is None:
         return ALL
     return write_ranges(served) if served else NONE
+
+
+# ---- written ------------------------------------------------------------------------------
+
+
+def file_of_plan(plan: Plan, predicted: Expected | None = None) -> PlanFile:
+    """The plan file of a plan, with all that its job says."""
+    job = plan.job
+    carried: dict[str, Any] = {in_plan(key): key.of(job) for key in PROGRAM_KEYS}
+    return PlanFile(
+        format=FORMAT,
+        model=PlanModel(job.model.name, job.model.sequence_length),
+        cluster=PlanCluster(job.cluster.name, job.cluster.devices),
+        sequences=job.batch.sequences,
+        skeleton=file_of(plan.strategy.skeleton),
+        accumulation="sharded" if plan.mode.sharded_gradients else "local",
+        recovery_buffer=plan.buffer,
+        prefetch=plan.strategy.prefetch,
+        replicas=tuple(
+            PlanReplica(
+                len(replica.members),
+                replica.micro_batches,
+                tuple(_stage(plan, replica, number) for number in range(replica.layout.stages)),
+            )
+            for replica in plan.replicas
+        ),
+        sequence_parallel=plan.sequence_parallel,
+        predicted=predicted,
+        **carried,
+    )
+
+
+def _stage(plan: Plan, replica: PlacedReplica, number: int) -> PlanStage:
+    members = [
+        PlanMember(
+            write_ranges([d.index for groups in replica.groups for d in groups[rank]]),
+            replica.tensor[rank],
+            share_text(replica.serves[rank]),
+            mode.value,
+        )
+        for (stage, rank), mode in zip(replica.held, replica.recovery, strict=True)
+        if stage == number
+    ]
+    only = members[0] if len(members) == 1 else None
+    return PlanStage(
+        devices=only and only.devices,
+        tensor=only and only.tensor,
+        layers=replica.layers[number],
+        micro_batch=replica.micro_batch * replica.joined_of(replica.ranks_of(number)[0]),
+        recovery=only and only.recovery,
+        sharding=plan.mode.sharding,
+        members=None if only else tuple(members),
+    )
+
+
+_ALWAYS = (
+    *("format", "model", "cluster", "sequences", "skeleton"),
+    *("accumulation", "recovery_buffer", "prefetch"),
+)
+"""Keys that every plan file says, in their order; then those of its job that it does not leave out.
+"""
+
+
+def write_plan(plan: PlanFile) -> str:
+    """The plan's JSON: one line for each stage or member, so that it can be read and edited."""
+    head: dict[str, Any] = {name: getattr(plan, name) for name in _ALWAYS}
+    if plan.sequence_parallel:
+        head["sequence_parallel"] = True
+    head |= {key.plan or key.file_key: value for key, value in said_by(plan)}
+    if plan.predicted is not None:
+        head["predicted"] = plan.predicted
+    lines = [f"  {json.dumps(k)}: {json.dumps(v, default=vars)}," for k, v in head.items()]
+    lines.append('  "replicas": [')
+    for number, replica in enumerate(plan.replicas):
+        lines.append(f'    {{"count": {replica.count}, "micro_batches": {replica.micro_batches},')
+        lines.append('     "stages": [')
+        lines.append(",\n".join(map(_stage_lines, replica.stages)))
+        lines.append("     ]}" + "," * (number < len(plan.replicas) - 1))
+    return "\n".join(["{", *lines, "  ]", "}", ""])
+
+
+def _stage_lines(stage: PlanStage) -> str:
+    """A stage as a line, and further lines for its members where it lists them."""
+    if stage.members is None:
+        return f"       {json.dumps(_said(stage))}"
+    head = {name: value for name, value in _said(stage).items() if name != "members"}
+    members = ",\n".join(f"          {json.dumps(_said(member))}" for member in stage.members)
+    return f'       {json.dumps(head)[:-1]}, "members": [\n{members}\n       ]}}'
+
+
+def _said(part: PlanStage | PlanMember) -> dict[str, Any]:
+    """The fields of a stage or member; one that is left out by default is left out."""
+    return {name: value for name, value in vars(part).items() if value is not None}

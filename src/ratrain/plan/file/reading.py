@@ -8,30 +8,32 @@ from dataclasses import replace
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_heads, check_layers, check_sequence
+from ratrain.describe.ranges import read_ranges
+from ratrain.describe.units import counted
 from ratrain.errors import SpecError
 from ratrain.plan.file.checks import (
     job_of_plan,
+    named_at,
     require_buckets,
     require_prefetch,
     require_round,
     require_runnable,
-    require_strategy,
     state_mode,
 )
 from ratrain.plan.file.form import (
     PlanFile,
+    PlanMember,
     PlanReplica,
-    devices_of_members,
     is_uneven,
     placed_members,
     served_by_members,
 )
 from ratrain.plan.layout.jobs import require_tieable, strategy_of
-from ratrain.plan.layout.links import NO_SEATS, Groups, Seats
-from ratrain.plan.layout.placement import Placement
-from ratrain.plan.layout.plan import Plan, plan_of_layout
-from ratrain.plan.layout.replica import PlacedReplica, Served, folded
+from ratrain.plan.layout.links import NO_SEATS, Seats
+from ratrain.plan.layout.placement import PlacedReplica, Placement, Served, folded
+from ratrain.plan.layout.plan import Plan, plan_of_layout, require_one_dtype
 from ratrain.program.replicas import Recovery
+from ratrain.program.strategies import strategy
 from ratrain.readers.faults import Faults
 from ratrain.readers.place import Place
 
@@ -41,14 +43,16 @@ def plan_of_file(plan: PlanFile, file: str, planned_for: JobSpec | None = None) 
     what no program can say. `planned_for`: the job that it was planned for, where that is known;
     else the file says what it is about."""
     place = Place(file, form="json")
-    require_strategy(plan, place)
+    with named_at(place.at("schedule"), SpecError):
+        strategy(plan.schedule, plan.without)
     _require_stages(plan, place.at("replicas"))
     mode = state_mode(plan, place)
     job = job_of_plan(plan, place, planned_for)
-    _require_devices_once(plan, place)
-    replicas = folded(_each(plan, job, place), by_site=bool(job.sites))
+    devices = _devices(plan, place.at("replicas"))
+    replicas = folded(_each(plan, job, devices, place), by_site=bool(job.sites))
     _require_sequences(plan, place)
-    widest = max((r.layout_of(rank) for r in replicas for rank in range(r.ranks)), key=_tensor)
+    layouts = [replica.layout_of(rank) for replica in replicas for rank in range(replica.ranks)]
+    widest = max(layouts, key=lambda layout: layout.tensor)
     chosen = strategy_of(replace(job, layout=widest))  # which asks for the tensor degree
     require_prefetch(plan, chosen, place)
     require_tieable(job, max(replica.layout.pipeline for replica in replicas))
@@ -80,10 +84,6 @@ def _rank_by_rank(plan: Plan) -> tuple[Device, ...]:
     return tuple(device for groups in of_ranks for group in groups for device in group)
 
 
-def _tensor(layout: LayoutSpec) -> int:
-    return layout.tensor
-
-
 def _require_stages(plan: PlanFile, here: Place) -> None:
     """Refuses what the stages of one program, or of one replica, must have in common."""
     if not plan.replicas:
@@ -98,8 +98,7 @@ def _require_stages(plan: PlanFile, here: Place) -> None:
 def _require_stages_of(plan: PlanFile, replica: PlanReplica, here: Place) -> None:
     if not replica.stages:
         raise SpecError("no stages", place=str(here), fix="give the replica one stage")
-    first = replica.stages[0]
-    sharding = plan.replicas[0].stages[0].sharding if plan.replicas[0].stages else first.sharding
+    sharding = (plan.replicas[0].stages or replica.stages)[0].sharding
     for index, stage in enumerate(replica.stages):
         at = here.at("stages").at(index)
         _require_size(replica, stage.micro_batch, at.at("micro_batch"))
@@ -139,19 +138,26 @@ def _require_size(replica: PlanReplica, size: int, at: Place) -> None:
         )
 
 
-def _require_devices_once(plan: PlanFile, place: Place) -> None:
-    """Refuses a device that is named twice, but by a later round of one replica's stages."""
+Devices = list[list[list[int]]]
+"""Of each stage of an entry and each of its members, over all replicas of the entry."""
+
+
+def _devices(plan: PlanFile, here: Place) -> list[Devices]:
+    """Those of each entry. Refuses a device that is named twice, but by a later round of one
+    replica's stages."""
     known: dict[int, tuple[int, int]] = {}
+    of_entries: list[Devices] = []
     for number, replica in enumerate(plan.replicas):
-        rounds: set[tuple[tuple[int, ...], ...]] = set()
+        of_entries.append([])
+        rounds = set[str]()
         for index, stage in enumerate(replica.stages):
-            lists = devices_of_members(plan, number, index, place)
-            here = place.at("replicas").at(number).at("stages").at(index)
-            members = tuple(map(tuple, lists))
-            if members in rounds:
+            placed = list(placed_members(stage, here.at(number, "stages", index)))
+            lists = [_devices_of(plan, replica, *member) for member in placed]
+            of_entries[number].append(lists)
+            if str(lists) in rounds:
                 continue
-            rounds.add(members)
-            for devices, (_, at) in zip(lists, placed_members(stage, here), strict=True):
+            rounds.add(str(lists))
+            for devices, (_, at) in zip(lists, placed, strict=True):
                 for device in devices:
                     if device in known:
                         entry, before = known[device]
@@ -161,6 +167,21 @@ def _require_devices_once(plan: PlanFile, place: Place) -> None:
                             fix="list each device once",
                         )
                     known[device] = number, index
+    return of_entries
+
+
+def _devices_of(plan: PlanFile, replica: PlanReplica, member: PlanMember, at: Place) -> list[int]:
+    """A member's devices, of all replicas of an entry."""
+    where, count = str(at.at("devices")), replica.count * member.tensor
+    devices = read_ranges(member.devices, where, plan.cluster.devices)
+    if len(devices) != count:
+        raise SpecError(
+            f"{counted(len(devices), 'device')} for {counted(replica.count, 'replica')} x "
+            f"tensor {member.tensor}",
+            place=where,
+            fix=f"list {count}",
+        )
+    return devices
 
 
 def _require_sequences(plan: PlanFile, place: Place) -> None:
@@ -179,37 +200,38 @@ def _require_sequences(plan: PlanFile, place: Place) -> None:
         )
 
 
-def _each(plan: PlanFile, job: JobSpec, place: Place) -> Iterator[PlacedReplica]:
+def _each(
+    plan: PlanFile, job: JobSpec, of_entries: Sequence[Devices], place: Place
+) -> Iterator[PlacedReplica]:
     """Every single replica."""
     devices = job.cluster.members()
     number = 0
     for entry, replica in enumerate(plan.replicas):
-        described, lists, at = _described(plan, job, entry, place)
+        described, lists, at = _described(plan, job, entry, of_entries[entry], place)
         for copy in range(replica.count):
             groups = tuple(
                 tuple(devices[i] for i in of_rank[copy * degree : (copy + 1) * degree])
                 for of_rank, degree in zip(lists, described.tensor, strict=True)
             )
-            _require_kinds(job, groups, at)
+            require_one_dtype(job, groups, (str(where.at("devices")) for where in at))
             yield replace(described, seats=Seats((groups,), (number,)))
             number += 1
 
 
 def _described(
-    plan: PlanFile, job: JobSpec, entry: int, place: Place
+    plan: PlanFile, job: JobSpec, entry: int, lists: Devices, place: Place
 ) -> tuple[PlacedReplica, list[list[int]], list[Place]]:
     """A replica of an entry, without its devices; and for each of its ranks the devices of all
     replicas of the entry, and the place of who says so."""
-    replica, here = plan.replicas[entry], place.at("replicas").at(entry)
-    lists = [devices_of_members(plan, entry, s, place) for s in range(len(replica.stages))]
-    pipeline = len(dict.fromkeys(str(of_stage) for of_stage in lists))
+    replica, here = plan.replicas[entry], place.at("replicas", entry)
+    pipeline = len(dict.fromkeys(map(str, lists)))
     require_round(lists, pipeline, here)
     placed = [
-        list(placed_members(stage, here.at("stages").at(index)))
+        list(placed_members(stage, here.at("stages", index)))
         for index, stage in enumerate(replica.stages)
     ]
     ranks = [member for of_stage in placed[:pipeline] for member in of_stage]
-    tensor = tuple(member.tensor for member, _ in ranks)
+    tensor, at = tuple(member.tensor for member, _ in ranks), [at for _, at in ranks]
     layout = LayoutSpec(
         pipeline,
         sum(each.count for each in plan.replicas),
@@ -218,8 +240,9 @@ def _described(
         tuple(stage.layers for stage in replica.stages),
         plan.sequence_parallel,
     )
-    at = [member_at for _, member_at in ranks]
-    _require_dividable(job, replace(layout, sequence_parallel=False), tensor, here, at)
+    check_layers(layout, job.model.spec, here.at("layers"))
+    for degree, where in zip(tensor, at, strict=True):
+        check_heads(replace(layout, tensor=degree), job.model.spec, where)
     _require_division(plan, job, layout, place)
     recovery = tuple(Recovery(member.recovery) for of_stage in placed for member, _ in of_stage)
     described = PlacedReplica(
@@ -278,15 +301,6 @@ def _joined(replica: PlanReplica, pipeline: int, here: Place) -> tuple[int, ...]
     )
 
 
-def _require_dividable(
-    job: JobSpec, layout: LayoutSpec, tensor: tuple[int, ...], here: Place, at: Sequence[Place]
-) -> None:
-    """Refuses layers that are not the model's, and degrees that do not divide it."""
-    check_layers(layout, job.model.spec, here.at("layers"))
-    for degree, where in zip(tensor, at, strict=True):
-        check_heads(replace(layout, tensor=degree), job.model.spec, where)
-
-
 def _require_division(plan: PlanFile, job: JobSpec, layout: LayoutSpec, place: Place) -> None:
     """Refuses a sequence that some group cannot divide, where groups divide it."""
     degrees = {
@@ -299,17 +313,3 @@ def _require_division(plan: PlanFile, job: JobSpec, layout: LayoutSpec, place: P
     here = place.at("sequence_parallel")
     for tensor in sorted(degrees - {1}) or [1]:
         check_sequence(asked, length, replace(layout, tensor=tensor), here)
-
-
-def _require_kinds(job: JobSpec, groups: Groups, at: Sequence[Place]) -> None:
-    """Refuses tensor groups whose devices compute in different dtypes."""
-    for group, where in zip(groups, at, strict=True):
-        dtype = job.dtype_of(group[0].kind)
-        other = next((device for device in group if job.dtype_of(device.kind) != dtype), None)
-        if other is not None:
-            raise SpecError(
-                f"devices {group[0].index} and {other.index} of one tensor group are of two kinds, "
-                f"{group[0].kind.name} and {other.kind.name}, which compute in different dtypes",
-                place=str(where.at("devices")),
-                fix="let a tensor group stand on devices of one kind",
-            )

@@ -7,15 +7,15 @@ what a stage can keep follows from its memory (`bill`).
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from operator import mul
+from itertools import product
 
 import numpy as np
 
+from ratrain.cost.balance import spread
 from ratrain.cost.blocks import Block, blocks
 from ratrain.cost.compute import BlockTimes
 from ratrain.cost.measured import Unmeasured
@@ -24,8 +24,14 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import Infeasible, RatrainError, SpecError
-from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
-from ratrain.plan.layout.orders import in_order, layer_orders_of_layout
+from ratrain.plan.layout.jobs import (
+    fault,
+    in_order,
+    layer_orders,
+    require_shards,
+    require_tieable,
+    strategy_of,
+)
 from ratrain.plan.layout.placement import Placement, devices_of_sites, placed_on
 from ratrain.plan.layout.sizes import (
     layers_of_stages,
@@ -38,6 +44,7 @@ from ratrain.plan.layout.sizes import (
 from ratrain.plan.layout.tiers import require_bucketable, require_tier
 from ratrain.plan.layout.times import times_in_layout
 from ratrain.program.replicas import Unit
+from ratrain.program.setup import Accumulation
 from ratrain.program.skeletons import SKELETONS, Skeleton
 from ratrain.program.strategies import Strategy
 from ratrain.program.units import Bools, Ints
@@ -59,14 +66,16 @@ class StateMode:
     sharding: int
     sharded_gradients: bool
 
+    @property
+    def accumulation(self) -> Accumulation:
+        return Accumulation.SHARDED if self.sharded_gradients else Accumulation.LOCAL
 
-STATE_MODES = (
-    StateMode(0, False),
-    StateMode(1, False),
-    StateMode(2, False),
-    StateMode(2, True),
-    StateMode(3, False),
-    StateMode(3, True),
+
+STATE_MODES = tuple(
+    StateMode(level, sharded)
+    for level in range(4)
+    for sharded in (False, True)
+    if level >= 2 or not sharded
 )
 
 
@@ -111,13 +120,10 @@ class Group:
     def budgets(self) -> Ints:
         """The memory budget of each pipeline rank: of its smallest device over all replicas."""
         kinds = zip(*(alike.kinds for alike in self.placement.classes), strict=True)
-        return np.array(
-            [
-                min(self.job.budget_of(self.placement.kind(name)) for name in of_rank)
-                for of_rank in kinds
-            ],
-            dtype=np.int64,
-        )
+        budgets = [
+            min(self.job.budget_of(self.placement.kind(n)) for n in names) for names in kinds
+        ]
+        return np.array(budgets, dtype=np.int64)
 
     @cached_property
     def units(self) -> tuple[Unit, Unit, Unit]:
@@ -152,9 +158,7 @@ def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator
     leaves nothing, the error says what to measure.
     """
     chosen = strategy_of(job)
-    level = job.schedule.sharding
-    if level is not None and level < 2 and job.schedule.gradient_accumulation == "sharded":
-        raise no_shards(job, level)
+    require_shards(job, job.schedule.sharding)
     require_tieable(job)
     require_bucketable(job, chosen)
     require_tier(job)
@@ -231,7 +235,7 @@ def _groups(
             splits = _splits(variant, layout, placement, times)
             forward = chosen.recovery.value == "forward"
             buffers = sorted({min(b, job.model.spec.layers) for b in BUFFERS}) if forward else [2]
-            rows = [(s, m, b) for s in splits for m in range(len(modes)) for b in buffers]
+            rows = list(product(splits, range(len(modes)), buffers))
             group = Group(
                 variant,
                 layout,
@@ -245,7 +249,9 @@ def _groups(
                 times,
             )
             yield group
-            yield from map(group.in_order, layer_orders_of_layout(variant, chosen, layout))
+            whole_model = pipeline == virtual == 1 < data
+            named = layer_orders(variant, chosen, [count], whole_model=whole_model)
+            yield from map(group.in_order, named)
 
 
 def _virtual(skeleton: Skeleton, pipeline: int) -> tuple[int, ...]:
@@ -265,9 +271,8 @@ def modes_of(
     if job.train.rule.whole and asked is None:
         asked = 0  # its matrices are not divided
     if job.schedule.average_every is not None and job.peers(data) == 1:
-        asked = (
-            0 if job.sites else chosen.sharding
-        )  # replicas that train independently hold all of their states
+        # Replicas that train independently hold all of their states.
+        asked = 0 if job.sites else chosen.sharding
     return tuple(
         mode
         for mode in STATE_MODES
@@ -364,12 +369,8 @@ def times_by_kind(job: JobSpec, placement: Placement) -> Times:
 
 
 def time_balanced(job: JobSpec, placement: Placement, times: Times, again: bool) -> tuple[int, ...]:
-    """Layers such that the slowest stage is as fast as can be, at least one each.
-
-    A stage is as slow as the slowest of its replicas' devices. Layers are alike on a stage, so
-    giving each next layer to the stage that will be least loaded is exact; a tie goes to the
-    later stage, which holds fewer micro-batches. `again`: a layer's forward happens twice.
-    """
+    """Layers such that the slowest stage is as fast as can be, at least one each. A stage is as
+    slow as the slowest of its replicas' devices. `again`: a layer's forward happens twice."""
     pipeline = placement.layout.pipeline
     each, load = [0.0] * pipeline, [0.0] * pipeline
     for alike in placement.classes:
@@ -377,27 +378,10 @@ def time_balanced(job: JobSpec, placement: Placement, times: Times, again: bool)
             layer = times[name][1]
             forward_s = layer.forward_s * (2 if again else 1)
             each[stage] = max(each[stage], forward_s + layer.backward_s)
-    for alike in placement.classes:
         for stage, block in ((0, 0), (pipeline - 1, 2)):
             block_time = times[alike.kinds[stage]][block]
             load[stage] = max(load[stage], block_time.forward_s + block_time.backward_s)
-    layers = job.model.spec.layers
-    # Level water: no stage that could be cut up at will would have less load than this.
-    rates = [1 / block_time for block_time in each]
-    level = (layers + sum(map(mul, load, rates))) / sum(rates)
-    count = [
-        max(1, int(0.999999 * (level - fixed_s) / block_time))
-        for fixed_s, block_time in zip(load, each, strict=True)
-    ]
-    if sum(count) > layers:
-        count = [1] * pipeline
-    heap = [(load[s] + (count[s] + 1) * each[s], -s) for s in range(pipeline)]
-    heapq.heapify(heap)
-    for _ in range(layers - sum(count)):
-        place = -heap[0][1]
-        count[place] += 1
-        heapq.heapreplace(heap, (load[place] + (count[place] + 1) * each[place], -place))
-    return tuple(count)
+    return spread(job.model.spec.layers, load, each)
 
 
 def divisors_of(number: int) -> list[int]:
@@ -436,12 +420,8 @@ def _require_dividable(job: JobSpec) -> None:
         for tensor in _tensor_degrees(job, job.cluster.members())
     ):
         return
-    length = job.model.sequence_length
-    raise SpecError(
-        f"the backend {job.backend.name} has no sequence parallelism"
-        if not job.backend.divides_sequences
-        else f"no tensor degree above 1 divides every host's devices, {job.model.spec.name}'s "
-        f"heads and {length} tokens, so there is no sequence parallelism",
-        place=f"{job.path or 'job'} [schedule] sequence_parallel",
-        fix="leave it out",
-    )
+    what = f"no tensor degree above 1 divides every host's devices, {job.model.spec.name}'s "
+    what += f"heads and {job.model.sequence_length} tokens, so there is no sequence parallelism"
+    if not job.backend.divides_sequences:
+        what = f"the backend {job.backend.name} has no sequence parallelism"
+    raise fault(job, "[schedule] sequence_parallel", what, "leave it out")

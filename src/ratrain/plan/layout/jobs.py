@@ -1,8 +1,15 @@
-"""A job file read, with the names that this room and the program room know checked too."""
+"""A job file read, with the names that this room and the program room know checked too; its
+strategy, and the compute orders that are tried where it names none.
+
+Where a rank holds the whole model, a step in 1F1B begins with gathers that one micro-batch's
+forward can hide, and ends with reductions that one micro-batch's backward can hide. Layer-major
+orders hide them behind several micro-batches, for the memory of as many. In a pipeline they gain
+nothing: the last micro-batch's gradient comes when it comes. There orders that split backward are
+tried."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +19,9 @@ from ratrain.describe.job_checks import Check
 from ratrain.describe.job_file import job_of_file
 from ratrain.errors import SpecError
 from ratrain.plan.layout.links import require_collective
-from ratrain.plan.layout.orders import ENDING, fixed_order
 from ratrain.plan.layout.sizes import trains_tied
+from ratrain.program.pipelining.fixed import ENDING, fixed_order
+from ratrain.program.skeletons import TOGETHER, layer_major_name
 from ratrain.program.strategies import STRATEGIES, Strategy, combined, strategy
 from ratrain.readers.faults import Faults
 from ratrain.readers.place import Place
@@ -62,84 +70,108 @@ def _at_key(check: Callable[[], object], here: Place) -> None:
 _NAMES = (Check(("schedule",), _check_names),)
 
 
+Refused = Iterable[tuple[str, str, str]]
+"""Each a key of a job's file, what is wrong with it, and the smallest fix."""
+
+
+def fault(job: JobSpec, key: str, what: str, fix: str) -> SpecError:
+    """What is wrong with a key of a job's file, and the smallest fix."""
+    return SpecError(what, place=f"{job.path or 'job'} {key}", fix=fix)
+
+
+def refuse(job: JobSpec, found: Refused) -> None:
+    """Raises the first of what is wrong with a job."""
+    for key, what, fix in found:
+        raise fault(job, key, what, fix)
+
+
 def strategy_of(job: JobSpec) -> Strategy:
-    """The strategy that a job names, with the options that the job sets."""
-    file = str(job.path or "job")
-    chosen = strategy(job.schedule.name, job.schedule.without, file=file)
-    skeleton = job.schedule.skeleton
+    """The strategy that a job names, with the options that the job sets. Replicas that train alone
+    between averages hold every state whole; at sites they shard states inside their site as far as
+    it asks, but for sites that have one of them each, where there is nothing to divide."""
+    file, asked = str(job.path or "job"), job.schedule
+    chosen = strategy(asked.name, asked.without, file=file)
+    skeleton = asked.skeleton
     if skeleton is not None and skeleton.endswith(ENDING):
         folder = job.path.parent if job.path else Path()
         skeleton = fixed_order(folder / skeleton)
-    chosen = combined(chosen, skeleton, job.schedule.passes, file=file)
-    require_collective(job.schedule.collective, file)
-    if job.schedule.sharding is not None:
-        chosen = replace(chosen, sharding=job.schedule.sharding)
-    _require_averages(job, file)
-    early = job.schedule.averages_by_turns and job.schedule.averages == "early-start"
-    if job.train.outer_learning_rate is not None and not early:
-        raise SpecError(
-            "an outer step takes means of copies of weights, which this job does not make",
-            place=f"{file} [train] outer_learning_rate",
-            fix='set [schedule] average_every and averages = "early-start", or leave it out',
-        )
-    if job.schedule.average_wire != "fp32" and job.train.outer_learning_rate is None:
-        raise SpecError(
-            f"weights are not averaged in {job.schedule.average_wire}, but what replicas learnt "
-            "since an outer step is",
-            place=f"{file} [schedule] average_wire",
-            fix="set [train] outer_learning_rate, or leave it out (1, with outer_momentum 0, "
-            "makes a mean)",
-        )
-    if job.averages_form.has_scales and job.collective != DIRECT:
-        raise SpecError(
-            f"integers that have scales of their own are not added up on their way "
-            f"({job.collective})",
-            place=f"{file} [schedule] average_wire",
-            fix=f'use collective = "{DIRECT}", or average_wire = "bf16"',
-        )
-    if job.schedule.average_every is not None:
-        chosen = _averaging(job, chosen, file)
-    if job.train.overflow == "unit":
-        _require_units_alone(job, file)
-    if job.schedule.mirror:
-        _require_mirror(job, file)
-    if job.schedule.recover_heads is not None:
-        chosen = replace(chosen, recovers_heads=job.schedule.recover_heads)
+    chosen = combined(chosen, skeleton, asked.passes, file=file)
+    require_collective(asked.collective, file)
+    for found in (_wrong_averages, _wrong_between_averages, _wrong_units_alone, _wrong_mirror):
+        refuse(job, found(job))
+    if asked.sharding is not None:
+        chosen = replace(chosen, sharding=asked.sharding)
+    alone = not job.sites or (job.layout is not None and job.peers(job.layout.data) == 1)
+    if asked.average_every is not None and alone:
+        chosen = replace(chosen, sharding=0)
+    if asked.recover_heads is not None:
+        chosen = replace(chosen, recovers_heads=asked.recover_heads)
     return chosen
 
 
-def _require_averages(job: JobSpec, file: str) -> None:
-    """Refuses what is said of averages that a job does not make."""
-    schedule = job.schedule
+def _wrong_averages(job: JobSpec) -> Refused:
+    """What is said of averages that a job does not make."""
+    schedule, ask = job.schedule, "set average_every, the steps of a period"
     if schedule.leaves_period_open:
-        raise SpecError(
-            "the planner says how often replicas average, and was not asked here",
-            place=f"{file} [schedule] average_exposed",
-            fix="set average_every in its place: `ratrain plan` and `simulate` say which",
-        )
+        what = "the planner says how often replicas average, and was not asked here"
+        fix = "set average_every in its place: `ratrain plan` and `simulate` say which"
+        yield "[schedule] average_exposed", what, fix
     if schedule.average_every is None and schedule.averages != "local-sgd":
-        raise SpecError(
-            f"replicas average nothing, whatever the order ({schedule.averages})",
-            place=f"{file} [schedule] averages",
-            fix="set average_every, the steps of a period, or leave averages out",
-        )
+        what = f"replicas average nothing, whatever the order ({schedule.averages})"
+        yield "[schedule] averages", what, f"{ask}, or leave averages out"
     if schedule.average_every is None and schedule.average_between != "replicas":
-        raise SpecError(
-            f"{schedule.average_between} average nothing",
-            place=f"{file} [schedule] average_between",
-            fix="set average_every, the steps of a period, or leave average_between out",
-        )
+        what = f"{schedule.average_between} average nothing"
+        yield "[schedule] average_between", what, f"{ask}, or leave average_between out"
     if schedule.average_turns and not schedule.averages_by_turns:
-        raise SpecError(
-            "all units are averaged at once, so none has a step of its own",
-            place=f"{file} [schedule] average_turns",
-            fix='leave it out, or set averages = "early-start" or "dreamddp"',
-        )
+        what = "all units are averaged at once, so none has a step of its own"
+        fix = 'leave it out, or set averages = "early-start" or "dreamddp"'
+        yield "[schedule] average_turns", what, fix
+    early, outer = schedule.averages == "early-start", job.train.outer_learning_rate
+    if outer is not None and not (early and schedule.averages_by_turns):
+        what = "an outer step takes means of copies of weights, which this job does not make"
+        fix = 'set [schedule] average_every and averages = "early-start", or leave it out'
+        yield "[train] outer_learning_rate", what, fix
+    if schedule.average_wire != "fp32" and outer is None:
+        what = f"weights are not averaged in {schedule.average_wire}, but what replicas learnt "
+        fix = "set [train] outer_learning_rate, or leave it out (1, with outer_momentum 0, "
+        yield "[schedule] average_wire", f"{what}since an outer step is", f"{fix}makes a mean)"
+    if job.averages_form.has_scales and job.collective != DIRECT:
+        what = "integers that have scales of their own are not added up on their way "
+        fix = f'use collective = "{DIRECT}", or average_wire = "bf16"'
+        yield "[schedule] average_wire", f"{what}({job.collective})", fix
 
 
-def _require_mirror(job: JobSpec, file: str) -> None:
-    """Refuses mirrors of states that a buddy cannot make anew from gradients alone."""
+def _wrong_between_averages(job: JobSpec) -> Refused:
+    """What replicas cannot do that train alone between averages."""
+    schedule, saves, steps = job.schedule, job.checkpoint.every, job.schedule.average_every
+    if steps is None:
+        return
+    if job.train.clip_norm is not None or job.awaits_overflow:
+        what = "replicas that train independently have no global gradient norm to clip by, or to "
+        fix = 'leave [train] clip_norm out, and in fp16 set overflow = "unit"'
+        yield "[schedule] average_every", f"{what}check fp16 with", fix
+    if job.sites and not schedule.averages_by_turns:
+        what = "between sites units are averaged by turns, each owner's weights alone, not with "
+        fix = 'set averages = "early-start" or "dreamddp", or leave average_between out'
+        yield "[schedule] averages", f"{what}all states at once (local-sgd)", fix
+    if job.sites and schedule.collective not in (None, DIRECT):
+        what = "inside a site that averages with others gradients are not reduced by "
+        what += f"{schedule.collective} yet"
+        yield "[schedule] collective", what, f'use "{DIRECT}", or leave it out'
+    if not job.sites and (schedule.sharding or schedule.gradient_accumulation == "sharded"):
+        what = "replicas that train independently hold all of their states"
+        fix = "leave sharding and sharded gradient_accumulation out"
+        yield "[schedule] average_every", what, fix
+    if not schedule.averages_by_turns and saves % steps:  # else each replica's states are saved
+        what = f"replicas are identical every {steps} steps, but checkpoints are saved "
+        yield "[checkpoint] every", f"{what}every {saves}", f"use a multiple of {steps}"
+
+
+def _wrong_mirror(job: JobSpec) -> Refused:
+    """Mirrors of states that a buddy cannot make anew from gradients alone."""
     schedule = job.schedule
+    if not schedule.mirror:
+        return
     reasons = {
         "replicas that average their weights have no gradient in common": schedule.average_every,
         "residuals of error feedback are on one rank alone": schedule.error_feedback,
@@ -147,95 +179,33 @@ def _require_mirror(job: JobSpec, file: str) -> None:
         "devices compute in different dtypes, and round otherwise": job.unlike,
         f"the backend {schedule.backend} has none": not job.backend.trains,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise SpecError(
-                f"optimizer states cannot be mirrored here: {reason}",
-                place=f"{file} [schedule] mirror",
-                fix="leave it out: after a loss the run goes on from the latest checkpoint",
-            )
+    fix = "leave it out: after a loss the run goes on from the latest checkpoint"
+    for reason in (words for words, holds in reasons.items() if holds):
+        yield "[schedule] mirror", f"optimizer states cannot be mirrored here: {reason}", fix
 
 
-def _require_units_alone(job: JobSpec, file: str) -> None:
-    """Refuses to let units decide by themselves where some must decide together."""
-    tensor = job.layout is not None and job.layout.tensor > 1
+def _wrong_units_alone(job: JobSpec) -> Refused:
+    """Units that decide by themselves whether to update where some must decide together."""
+    if job.train.overflow != "unit":
+        return
     reasons = {
         "clipping waits for all gradients anyway": job.train.clip_norm is not None,
         "both copies of a tied matrix must be updated, or neither": trains_tied(job),
-        "all ranks of a tensor group must update a unit, or none": tensor,
+        "all ranks of a tensor group must update a unit, or none": (
+            job.layout is not None and job.layout.tensor > 1
+        ),
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise SpecError(
-                f'overflow = "unit" cannot be used here: {reason}',
-                place=f"{file} [train] overflow",
-                fix="leave it out",
-            )
-
-
-def _averaging(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
-    """The strategy with every state whole on every replica, which trains alone between averages."""
-    place = f"{file} [schedule] average_every"
-    if job.train.clip_norm is not None or job.awaits_overflow:
-        raise SpecError(
-            "replicas that train independently have no global gradient norm to clip by, or to "
-            "check fp16 "
-            "with",
-            place=place,
-            fix='leave [train] clip_norm out, and in fp16 set overflow = "unit"',
-        )
-    if job.sites:
-        return _averaging_sites(job, strategy, file)
-    if job.schedule.sharding or job.schedule.gradient_accumulation == "sharded":
-        raise SpecError(
-            "replicas that train independently hold all of their states",
-            place=place,
-            fix="leave sharding and sharded gradient_accumulation out",
-        )
-    every = job.checkpoint.every
-    if job.schedule.averages_by_turns:
-        return replace(strategy, sharding=0)  # each replica's states are saved
-    if every % (job.schedule.average_every or 1):
-        raise SpecError(
-            f"replicas are identical every {job.schedule.average_every} steps, but checkpoints "
-            f"are saved "
-            f"every {every}",
-            place=f"{file} [checkpoint] every",
-            fix=f"use a multiple of {job.schedule.average_every}",
-        )
-    return replace(strategy, sharding=0)
-
-
-def _averaging_sites(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
-    """The strategy of replicas at sites, which shard states inside their site as far as it asks;
-    where each site has one of them there is nothing to divide."""
-    if not job.schedule.averages_by_turns:
-        raise SpecError(
-            "between sites units are averaged by turns, each owner's weights alone, not with all "
-            "states at once (local-sgd)",
-            place=f"{file} [schedule] averages",
-            fix='set averages = "early-start" or "dreamddp", or leave average_between out',
-        )
-    if job.schedule.collective not in (None, DIRECT):
-        raise SpecError(
-            f"inside a site that averages with others gradients are not reduced by "
-            f"{job.schedule.collective} yet",
-            place=f"{file} [schedule] collective",
-            fix=f'use "{DIRECT}", or leave it out',
-        )
-    alone = job.layout is not None and job.peers(job.layout.data) == 1
-    return replace(strategy, sharding=0) if alone else strategy
+    for reason in (words for words, holds in reasons.items() if holds):
+        yield "[train] overflow", f'overflow = "unit" cannot be used here: {reason}', "leave it out"
 
 
 def require_tieable(job: JobSpec, pipeline: int | None = None) -> None:
     """Refuses sharded gradients where both copies of a tied matrix need whole ones."""
     if trains_tied(job, pipeline) and job.schedule.gradient_accumulation == "sharded":
-        raise SpecError(
-            f"{job.model.spec.name} ties its embedding and its head: adding their gradients takes "
-            "whole gradients, which sharded accumulation does not keep",
-            place=f"{job.path or 'job'} [schedule] gradient_accumulation",
-            fix='set gradient_accumulation = "local"',
-        )
+        what = f"{job.model.spec.name} ties its embedding and its head: adding their gradients "
+        what += "takes whole gradients, which sharded accumulation does not keep"
+        fix = 'set gradient_accumulation = "local"'
+        raise fault(job, "[schedule] gradient_accumulation", what, fix)
 
 
 def require_whole(job: JobSpec, *, tensor: int, shards: bool, place: str) -> None:
@@ -244,18 +214,65 @@ def require_whole(job: JobSpec, *, tensor: int, shards: bool, place: str) -> Non
     if not job.train.rule.whole or (tensor == 1 and not shards):
         return
     by = f"a tensor group of {tensor}" if tensor > 1 else "sharded states"
+    what = f"the optimizer {job.train.optimizer} needs whole matrices, which {by} would divide"
     fix = "set tensor = 1" if tensor > 1 else "set [schedule] sharding = 0"
-    raise SpecError(
-        f"the optimizer {job.train.optimizer} needs whole matrices, which {by} would divide",
-        place=place,
-        fix=f'{fix}, or use [train] optimizer = "adamw"',
+    raise SpecError(what, place=place, fix=f'{fix}, or use [train] optimizer = "adamw"')
+
+
+def require_shards(job: JobSpec, level: int | None) -> None:
+    """Refuses gradients that should be sharded at a level where they are not; None: it is open."""
+    if job.schedule.gradient_accumulation == "sharded" and level is not None and level < 2:
+        what = f"{job.schedule.name} does not shard gradients (sharding level {level})"
+        fix = "set sharding to 2 or 3, or leave gradient_accumulation out"
+        raise fault(job, "[schedule] gradient_accumulation", what, fix)
+
+
+# ---- orders that are tried ------------------------------------------------------------------
+
+
+MOST_OPS = 20_000
+"""Ops of compute up to which layer-major orders are tried: they have no repeating middle, and the
+more micro-batches a step has, the less its ends count."""
+WORTH_MEMORY = 0.002
+"""Part of a step that such an order must save to be taken: it holds more micro-batches."""
+
+
+def layer_orders(
+    job: JobSpec, chosen: Strategy, micro_batches: Sequence[int], *, whole_model: bool
+) -> tuple[str, ...]:
+    """The layer-major orders that replicas of so many micro-batches may be in beside the strategy's
+    own; `whole_model`: whether a rank holds all of it, and others hold parts of it too."""
+    ops, most = 2 * (job.model.spec.layers + 2) * sum(micro_batches), max(micro_batches)
+    if not (whole_model and most > 1 and ops <= MOST_OPS and takes_other_orders(job, chosen)):
+        return ()
+    return tuple(layer_major_name(together) for together in TOGETHER if together < 2 * most)
+
+
+def takes_other_orders(job: JobSpec, chosen: Strategy) -> bool:
+    """Whether a job leaves its compute order to the planner."""
+    return (
+        job.schedule.skeleton is None
+        and chosen.skeleton == "1f1b"
+        and chosen.prefetch
+        and not chosen.recovers_all  # a system as others describe it, whose order is 1F1B
+        and not chosen.further
+        and job.schedule.average_every is None
     )
 
 
-def no_shards(job: JobSpec, level: int) -> SpecError:
-    """The error of a job that wants gradients sharded where they are not."""
-    return SpecError(
-        f"{job.schedule.name} does not shard gradients (sharding level {level})",
-        place=f"{job.path or 'job'} [schedule] gradient_accumulation",
-        fix="set sharding to 2 or 3, or leave gradient_accumulation out",
-    )
+def in_order(job: JobSpec, skeleton: str) -> JobSpec:
+    """The job with a compute order that was chosen for it."""
+    return replace(job, schedule=replace(job.schedule, skeleton=skeleton))
+
+
+SPLIT_ORDERS = ("zb-h1",)
+WORTH_SPLIT = 0.03
+"""Part of a step that such an order must save in simulation to be taken: what the two halves take
+beyond one backward is known to within so much."""
+
+
+def in_split_order(job: JobSpec, skeleton: str) -> JobSpec:
+    """The job in such an order, with all activations kept: a rank that has to recover some has no
+    memory for further micro-batches, and its gaps are filled by recoveries."""
+    ordered = in_order(job, skeleton)
+    return replace(ordered, schedule=replace(ordered.schedule, recovery="keep-all"))

@@ -162,28 +162,20 @@ def group_among(
     """Devices as a group. Of the links between neighbours in their ring, the slowest inside a host
     and the slowest between two."""
     hosts = tuple(device.host for device in members)
-    links = _links(cluster, members)
-    across = min(links["across"] or links["inside"] or [slowest], key=speed)
+    inside, between = list[Link](), list[Link]()
+    for device, following in pairwise([*members, members[0]]):
+        known = inside if device.host == following.host else between
+        known.append(cluster.link(device, following))
+    across = min(between or inside or [slowest], key=speed)
     on_host = Counter(device.host for device in used)
     return Group(
         hosts,
         slowest,
         across,
-        min(links["inside"] or [across], key=speed),
+        min(inside or [across], key=speed),
         max(on_host[host] / count for host, count in Counter(hosts).items()),
         max(reduction_loss(kind) for kind in {id(d.kind): d.kind for d in members}.values()),
     )
-
-
-def _links(cluster: ClusterSpec, members: Sequence[Device]) -> dict[str, list[Link]]:
-    """The links between neighbours of a ring, each once."""
-    links: dict[str, list[Link]] = {"inside": [], "across": []}
-    for device, following in pairwise([*members, members[0]]):
-        link = cluster.link(device, following)
-        known = links["inside" if device.host == following.host else "across"]
-        if link not in known:
-            known.append(link)
-    return links
 
 
 def require_collective(name: str | None, file: str = "") -> None:
@@ -248,17 +240,6 @@ class Seats:
 
 
 NO_SEATS = Seats((), ())
-
-
-def kinds_of_groups(groups: Groups) -> tuple[tuple[str, ...], ...]:
-    """The kinds of device of each tensor group: replicas that share them behave alike."""
-    return tuple(tuple(device.kind.name for device in group) for group in groups)
-
-
-@lru_cache(maxsize=64)
-def links_of(cluster: ClusterSpec, seats: tuple[Seats, ...]) -> Links:
-    """The `Links` between replicas on these devices."""
-    return Links(cluster, seats)
 
 
 class Links:
@@ -343,3 +324,7 @@ class Links:
         one."""
         members: Sequence[Device] = [group[0] for group in self.groups_that_hold(holders)]
         return group_among(self._cluster, members, link, self._devices)
+
+
+links_of = lru_cache(maxsize=64)(Links)
+"""The `Links` between replicas on these devices."""

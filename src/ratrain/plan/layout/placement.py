@@ -1,4 +1,4 @@
-"""Which device holds which part of a layout, and which replicas are alike.
+"""Which device holds which part of a layout, which replicas are alike, and replicas of any plan.
 
 Ranks are counted tensor first, then data, then pipeline: a tensor group sits side by side, a
 data-parallel group next, and stages furthest apart (Megatron's order, arXiv 2104.04473).
@@ -6,9 +6,10 @@ data-parallel group next, and stages furthest apart (Megatron's order, arXiv 210
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from ratrain.cost.algorithms import Group
 from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.errors import SpecError
-from ratrain.plan.layout.links import Geometry, Seats, group_among
+from ratrain.plan.layout.jobs import fault
+from ratrain.plan.layout.links import NO_SEATS, Geometry, Groups, Seats, group_among
+from ratrain.program.replicas import Recovery
 from ratrain.program.units import Ints
 
 
@@ -63,38 +65,24 @@ class PlacedLinks:
     @cached_property
     def classes(self) -> tuple[ReplicaClass, ...]:
         names, (_, data, tensor) = self.geometry.kinds, self.numbers.shape
-        members_by_kinds: dict[tuple[int, ...], list[int]] = {}
-        if self.by_site:
-            return self._classes_of_sites()
-        if len(names) == 1:
-            members_by_kinds[(0,) * self.pipeline * tensor] = list(range(data))
-        else:
-            kinds = self.geometry.kind_of[self.numbers].transpose(1, 0, 2).reshape(data, -1)
-            for number, row in enumerate(kinds.tolist()):
-                members_by_kinds.setdefault(tuple(row), []).append(number)
+        if len(names) == 1 and not self.by_site:  # there may be thousands
+            return (ReplicaClass(names * self.pipeline, tuple(range(data))),)
+        kinds = self.geometry.kind_of[self.numbers].transpose(1, 0, 2).reshape(data, -1)
+        found: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+        for number, row in enumerate(kinds.tolist()):
+            first = self.geometry.devices[int(self.numbers[0, number, 0])]
+            key = first.site if self.by_site else "", tuple(row)
+            found.setdefault(key, []).append(number)
         return tuple(
             ReplicaClass(tuple(names[kind] for kind in row[::tensor]), tuple(members))
-            for row, members in members_by_kinds.items()
+            for (_, row), members in found.items()
         )
 
-    def _classes_of_sites(self) -> tuple[ReplicaClass, ...]:
-        """The same, where replicas of different sites are not alike."""
-        first: list[list[int]] = self.numbers[:, :, 0].T.tolist()  # a replica's, of its stages
-        found: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-        for number, of_replica in enumerate(first):
-            devices = [self.geometry.devices[device] for device in of_replica]
-            key = devices[0].site, tuple(device.kind.name for device in devices)
-            found.setdefault(key, []).append(number)
-        return tuple(ReplicaClass(kinds, tuple(m)) for (_, kinds), m in found.items())
-
     def hops(self, alike: ReplicaClass) -> Alike:
-        """Messages between neighbours as (source, target): from each rank to the next one (the last
-        one's is the first), and then back again. Alike are those of one link and kind of device,
-        whose receivers have one link among themselves."""
+        """Messages between neighbours. Alike are those of one link and kind of device, whose
+        receivers have one link among themselves."""
         if alike.members[0] not in self.known_hops:
-            here = list(range(self.pipeline))
-            there = [*here[1:], 0]
-            pairs = [*zip(here, there, strict=True), *zip(there, here, strict=True)]
+            pairs = self._neighbours()
             keys = [
                 (
                     id(self.stage(source, target, alike.members)),
@@ -136,27 +124,22 @@ class PlacedLinks:
         """The slowest link between two pipeline ranks over a class of replicas."""
         key = source, target, members[0]  # classes share no members
         if key not in self.between:
-            self._find(members)
-        if key not in self.between:  # not neighbours
-            (self.between[key],) = self._pairs([source], [target], members)
+            pairs = [(source, target)]
+            if (0, 1 % self.pipeline, members[0]) not in self.between:  # neighbours, all together
+                pairs += self._neighbours()
+            first = self.numbers[:, list(members), 0]
+            here, there = map(list, zip(*pairs, strict=True))
+            for pair, link in zip(
+                pairs, self.geometry.pairs(first[here], first[there]), strict=True
+            ):
+                self.between[*pair, members[0]] = link
         return self.between[key]
 
-    def _find(self, members: Sequence[int]) -> None:
-        """All links between neighbours, both ways: they are asked for together."""
-        if self.pipeline == 1:
-            return
-        here = list(range(self.pipeline))
-        there = [*here[1:], 0]
-        sources, targets = [*here, *there], [*there, *here]
-        links = self._pairs(sources, targets, members)
-        for source, target, link in zip(sources, targets, links, strict=True):
-            self.between[source, target, members[0]] = link
-
-    def _pairs(
-        self, sources: Sequence[int], targets: Sequence[int], members: Sequence[int]
-    ) -> list[Link]:
-        first = self.numbers[:, list(members), 0]
-        return self.geometry.pairs(first[list(sources)], first[list(targets)])
+    def _neighbours(self) -> list[tuple[int, int]]:
+        """(source, target) of messages: from each rank to the next one (the last one's is the
+        first), and then back again."""
+        there = [(rank, (rank + 1) % self.pipeline) for rank in range(self.pipeline)]
+        return [*there, *((target, source) for source, target in there)]
 
 
 @dataclass
@@ -263,16 +246,160 @@ def _site_by_site(
     counts = [len(of_site) for of_site in held]
     if len(set(counts)) > 1 or layout.data % len(held):
         names = ", ".join(f"{n} at {s}" for n, s in zip(counts, job.sites, strict=True))
-        raise SpecError(
-            f"{layout.data} alike replicas on {names} do not stand at sites as many at each",
-            place=f"{job.path or 'job'} [schedule] average_between",
-            fix="leave [layout] out: `ratrain plan` divides each site as suits it; or use as many "
-            f"devices of each site and data a multiple of {len(held)}",
-        )
+        what = f"{layout.data} alike replicas on {names} do not stand at sites as many at each"
+        fix = "leave [layout] out: `ratrain plan` divides each site as suits it; or use as many "
+        fix += f"devices of each site and data a multiple of {len(held)}"
+        raise fault(job, "[schedule] average_between", what, fix)
     of_rank = layout.data // len(held) * layout.tensor
     return tuple(
         device
         for pipeline in range(layout.pipeline)
         for of_site in held
         for device in of_site[pipeline * of_rank : (pipeline + 1) * of_rank]
+    )
+
+
+# ---- replicas of any plan --------------------------------------------------------------------
+
+
+Served = tuple[int, ...] | None
+"""The micro-batches of a member; None: it serves all, as the only one of its stage."""
+
+
+@dataclass(frozen=True)
+class PlacedReplica:
+    """Replicas that behave alike. `seats`: their devices. `layout`: their degrees,
+    with the tensor degree of the first rank. Ranks count the members of one place in the pipeline
+    after those of the place before; a rank whose stage has one member is a place of its own."""
+
+    layout: LayoutSpec
+    tensor: tuple[int, ...]  # of each rank
+    recovery: tuple[Recovery, ...]  # of each member of each stage
+    micro_batch: int  # sequences of one, on the stage of the smallest
+    micro_batches: int  # of that size
+    seats: Seats
+    entry: int = 0  # the plan file's, where it stands
+    serving: tuple[tuple[Served, ...], ...] = ()
+    """For each place in the pipeline, what its members serve; (): each has one, which serves all"""
+    joined: tuple[int, ...] = ()
+    """Of each rank, how many micro-batches it computes at once; (): each computes one by one"""
+
+    @property
+    def groups(self) -> tuple[Groups, ...]:
+        """For each of them the tensor group of each rank."""
+        return self.seats.groups
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Their numbers among all replicas of the plan."""
+        return self.seats.members
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of each stage."""
+        assert not isinstance(self.layout.layers, str)  # a plan gives numbers
+        return self.layout.layers
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The device kind of each rank."""
+        return tuple(group[0].kind.name for group in self.groups[0])
+
+    def kinds_of(self, rank: int) -> tuple[DeviceKind, ...]:
+        """The kinds of a rank's tensor group, each once."""
+        return tuple({device.kind.name: device.kind for device in self.groups[0][rank]}.values())
+
+    @property
+    def ranks(self) -> int:
+        return len(self.tensor)
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """For each place in the pipeline the ranks of its members."""
+        counts = [len(shares) for shares in self.serving] or [1] * self.layout.pipeline
+        ends = list(accumulate(counts))
+        return tuple(tuple(range(e - n, e)) for n, e in zip(counts, ends, strict=True))
+
+    @cached_property
+    def serves(self) -> tuple[Served, ...]:
+        """What each rank serves."""
+        shares = tuple(share for shares in self.serving for share in shares)
+        return shares or (None,) * self.ranks
+
+    def computing(self, sizes: Sequence[int]) -> PlacedReplica:
+        """The same share of a step, with so many sequences at once on each rank."""
+        smallest = min(sizes)
+        joined = tuple(size // smallest for size in sizes)
+        return replace(
+            self,
+            micro_batch=smallest,
+            micro_batches=self.sequences // smallest,
+            joined=joined if max(joined) > 1 else (),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of each rank, the sequences that it computes at once."""
+        return tuple(self.micro_batch * self.joined_of(rank) for rank in range(self.ranks))
+
+    def joined_of(self, rank: int) -> int:
+        """How many micro-batches a rank computes at once."""
+        return self.joined[rank] if self.joined else 1
+
+    @property
+    def has_members(self) -> bool:
+        """Whether a stage has several."""
+        return self.ranks > self.layout.pipeline
+
+    def ranks_of(self, stage: int) -> tuple[int, ...]:
+        """The ranks that hold a stage."""
+        return self.places[stage % self.layout.pipeline]
+
+    @property
+    def held(self) -> tuple[tuple[int, int], ...]:
+        """(stage, rank) of each member of each stage, in the order of the setup's members."""
+        stages = range(self.layout.stages)
+        return tuple((stage, rank) for stage in stages for rank in self.ranks_of(stage))
+
+    @property
+    def sequences(self) -> int:
+        """What one of them takes in a step."""
+        return self.micro_batches * self.micro_batch
+
+    def layout_of(self, rank: int) -> LayoutSpec:
+        """The layout as a rank sees it: with its own tensor degree. A rank that is alone divides
+        no sequence."""
+        tensor = self.tensor[rank]
+        divided = self.layout.sequence_parallel and tensor > 1
+        return replace(self.layout, tensor=tensor, sequence_parallel=divided)
+
+    def in_mode(self, mode: Recovery, ranks: Collection[int]) -> PlacedReplica:
+        """The same with another recovery mode on the stages of some ranks."""
+        recovery = tuple(
+            mode if rank in ranks else known
+            for (_, rank), known in zip(self.held, self.recovery, strict=True)
+        )
+        return replace(self, recovery=recovery)
+
+
+def folded(
+    replicas: Iterable[PlacedReplica], *, by_site: bool = False
+) -> tuple[PlacedReplica, ...]:
+    """Single replicas, those that behave alike as one, in the order of the first of each."""
+    alike: dict[object, list[PlacedReplica]] = {}
+    for single in replicas:
+        groups = single.groups[0]
+        kinds = tuple(tuple(device.kind.name for device in group) for group in groups)
+        site = groups[0][0].site if by_site else ""
+        key = replace(single, seats=NO_SEATS, entry=0), kinds, site
+        alike.setdefault(key, []).append(single)
+    return tuple(
+        replace(
+            same[0],
+            seats=Seats(
+                tuple(single.groups[0] for single in same),
+                tuple(single.members[0] for single in same),
+            ),
+        )
+        for same in alike.values()
     )

@@ -14,26 +14,28 @@ Where all replicas are divided alike a layout says it all: `plan_of_layout` make
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 
 from ratrain.cost.blocks import Block
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import SpecError
 from ratrain.plan.layout.enumerate import Group, StateMode, group_of_layout, with_kinds_reversed
-from ratrain.plan.layout.links import Groups, Holders, Links, links_of
-from ratrain.plan.layout.orders import (
+from ratrain.plan.layout.jobs import (
+    SPLIT_ORDERS,
     WORTH_MEMORY,
     WORTH_SPLIT,
+    fault,
     in_order,
     in_split_order,
     layer_orders,
-    split_orders,
+    takes_other_orders,
 )
-from ratrain.plan.layout.placement import Placement
-from ratrain.plan.layout.replica import PlacedReplica
+from ratrain.plan.layout.links import Groups, Holders, Links, links_of
+from ratrain.plan.layout.placement import PlacedReplica, Placement
 from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, stages_of, trains_tied
 from ratrain.plan.layout.tiers import tier_budgets
 from ratrain.plan.layout.turns import asked_turns, equal_turns
@@ -81,9 +83,7 @@ class Plan:
     @cached_property
     def setup(self) -> Setup:
         """The header of the program, before its strategy's passes."""
-        kinds = [
-            replica.kinds_of(rank) for replica in self.replicas for rank in range(replica.ranks)
-        ]
+        kinds = [r.kinds_of(rank) for r in self.replicas for rank in range(r.ranks)]
         budgets = [min(map(self.job.budget_of, of_rank)) for of_rank in kinds]
         return Setup(
             replicas=tuple(
@@ -105,13 +105,30 @@ class Plan:
     @property
     def choices(self) -> Choices:
         """What the plan and its backend decide of the program."""
-        recovery = tuple(replica.recovery for replica in self.replicas)
-        deepest = max(replica.layout.pipeline for replica in self.replicas)
-        tie = trains_tied(self.job, deepest)
-        chosen = choices_of(self.job, self.mode.sharded_gradients, tie, recovery)
-        if not self.job.schedule.averages_by_turns:
+        job, schedule = self.job, self.job.schedule
+        tie = trains_tied(job, max(replica.layout.pipeline for replica in self.replicas))
+        chosen = Choices(
+            accumulation=self.mode.accumulation,
+            bucket_bytes=job.bucket_bytes,
+            backward_sends=job.backward_sends,
+            clip=job.train.clip_norm is not None or job.awaits_overflow,
+            save=job.backend.saves,
+            tie=tie,
+            error_feedback=job.residuals,
+            mirror=schedule.mirror,
+            optimizer_tier=job.optimizer_tier,
+            view_tier=job.view_tier,
+            gradient_tier=job.gradient_tier,
+            activation_tier=job.activation_tier,
+            average_steps=schedule.average_every or 0,
+            averages=Averages(schedule.averages),
+            average_wire="" if schedule.average_wire == "fp32" else schedule.average_wire,
+            outer=job.train.outer_learning_rate is not None,
+            recovery_of_replicas=tuple(replica.recovery for replica in self.replicas),
+        )
+        if not schedule.averages_by_turns:
             return chosen
-        asked = asked_turns(self.job, self.setup, tied=tie)
+        asked = asked_turns(job, self.setup, tied=tie)
         turns = asked or equal_turns(self.setup, chosen.average_steps, tied=tie)
         return replace(chosen, average_turns=turns)
 
@@ -261,12 +278,9 @@ class Plan:
         """Where sites average weights: the one where a replica stands, with all of its devices."""
         sites = {self.job.site_of(device) for device in replica.seats.devices}
         if len(sites) > 1:
-            raise SpecError(
-                f"replica {replica.members[0]} stands at several sites, between which weights "
-                "are averaged",
-                place=f"{self.job.path or 'job'} [schedule] average_between",
-                fix="use devices of one site for each replica, or leave it out",
-            )
+            what = f"replica {replica.members[0]} stands at several sites, between which weights "
+            fix = "use devices of one site for each replica, or leave it out"
+            raise fault(self.job, "[schedule] average_between", f"{what}are averaged", fix)
         return sites.pop()
 
     def _shared_layout(self, replica: PlacedReplica, rank: int) -> LayoutSpec:
@@ -333,49 +347,34 @@ def plan_of_row(group: Group, row: int, recovery: Ints) -> Plan:
     )
 
 
+def require_one_dtype(
+    job: JobSpec, groups: Iterable[Sequence[Device]], places: Iterable[str]
+) -> None:
+    """Refuses tensor groups whose devices compute in different dtypes, each by its place."""
+    for group, place in zip(groups, places, strict=False):
+        dtype = job.dtype_of(group[0].kind)
+        other = next((device for device in group if job.dtype_of(device.kind) != dtype), None)
+        if other is not None:
+            raise SpecError(
+                f"devices {group[0].index} and {other.index} of one tensor group are of two kinds, "
+                f"{group[0].kind.name} and {other.kind.name}, which compute in different dtypes",
+                place=place,
+                fix="let a tensor group stand on devices of one kind",
+            )
+
+
 def group_of_plan(plan: Plan) -> Group:
     """The group of one row that the plan of a layout is."""
     return group_of_layout(plan.job, plan.strategy, plan.placement, plan.mode.sharded_gradients)
 
 
-def choices_of(
-    job: JobSpec, sharded_gradients: bool, tie: bool, recovery: tuple[tuple[Recovery, ...], ...]
-) -> Choices:
-    """What the job and its backend decide of a program, with what stages of replicas recover."""
-    return Choices(
-        accumulation=Accumulation.SHARDED if sharded_gradients else Accumulation.LOCAL,
-        bucket_bytes=job.bucket_bytes,
-        backward_sends=job.backward_sends,
-        clip=job.train.clip_norm is not None or job.awaits_overflow,
-        save=job.backend.saves,
-        tie=tie,
-        error_feedback=job.residuals,
-        mirror=job.schedule.mirror,
-        optimizer_tier=job.optimizer_tier,
-        view_tier=job.view_tier,
-        gradient_tier=job.gradient_tier,
-        activation_tier=job.activation_tier,
-        average_steps=job.schedule.average_every or 0,
-        averages=Averages(job.schedule.averages),
-        average_wire="" if job.schedule.average_wire == "fp32" else job.schedule.average_wire,
-        outer=job.train.outer_learning_rate is not None,
-        recovery_of_replicas=recovery,
-    )
-
-
-def _unequal_budgets(budgets: list[int]) -> tuple[Budget, ...]:
+def _unequal_budgets(budgets: list[int]) -> Iterator[Budget]:
     """Budgets of their own for ranks that have less than the others."""
     largest = max(budgets)
-    runs: list[Budget] = []
-    for rank, size in enumerate(budgets):
-        if size == largest:
-            continue
-        last = runs[-1] if runs else None
-        if last and last.last_rank == rank - 1 and last.size_bytes == size:
-            runs[-1] = replace(last, last_rank=rank)
-        else:
-            runs.append(Budget(rank, rank, DEVICE, size))
-    return tuple(runs)
+    for size, run in groupby(range(len(budgets)), key=budgets.__getitem__):
+        ranks = list(run)
+        if size < largest:
+            yield Budget(ranks[0], ranks[-1], DEVICE, size)
 
 
 @dataclass(frozen=True)
@@ -411,9 +410,11 @@ def _layer_orders(plan: Plan) -> tuple[str, ...]:
 def _split_orders(plan: Plan) -> tuple[str, ...]:
     """The orders that split backward and that a plan may be in: its order is left to the planner,
     it keeps all activations, and a replica has waits that weight gradients could fill."""
+    asked = plan.job.schedule.recovery in ("auto", "keep-all")
     waits = any(r.layout.pipeline > 1 and r.micro_batches > 1 for r in plan.replicas)
     alone = not any(replica.layout.virtual > 1 for replica in plan.replicas)
-    return split_orders(plan.job, plan.strategy, waits=waits and alone and keeps_all(plan))
+    may = asked and waits and alone and keeps_all(plan)
+    return SPLIT_ORDERS if may and takes_other_orders(plan.job, plan.strategy) else ()
 
 
 def keeps_all(plan: Plan) -> bool:

@@ -14,7 +14,7 @@ from ratrain.cost.activations import (
     probabilities_bytes,
     stored_scores_bytes,
 )
-from ratrain.cost.balance import balanced_layers
+from ratrain.cost.balance import balanced_layers, spread
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, Tensor, blocks
 from ratrain.cost.precision import FP32, dtype_words, precision_of, travel_words, wire_bytes
 from ratrain.cost.scratch import (
@@ -107,7 +107,7 @@ elsewhere: else they are it themselves."""
 
 def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit:
     """A block as a unit. Its input is its checkpoint, so `saved` is counted without it."""
-    trained = _params_of_rank(job, layout, block.trained)
+    trained = _of_rank(job, layout, block.trained, lambda tensor: tensor.elements)
     precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
     states_bytes = job.train.rule.state_bytes(trained, matrices_of(block))
     return Unit(
@@ -272,11 +272,6 @@ def _elements(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.elements for tensor in tensors)
 
 
-def _params_of_rank(job: JobSpec, layout: LayoutSpec, tensors: Iterable[Tensor]) -> int:
-    """Parameters on one rank of a tensor group."""
-    return _of_rank(job, layout, tensors, lambda tensor: tensor.elements)
-
-
 def _of_rank(
     job: JobSpec, layout: LayoutSpec, tensors: Iterable[Tensor], size: Callable[[Tensor], int]
 ) -> int:
@@ -377,19 +372,7 @@ def parameter_balanced_layers(job: JobSpec, layout: LayoutSpec) -> tuple[int, ..
 @lru_cache(maxsize=256)
 def _parameter_balanced(model: ModelSpec, stages: int) -> tuple[int, ...]:
     parts = blocks(model)
-    layers, layer = model.layers, parts[1].params
     fixed = [0] * stages
     fixed[0] += parts[0].params
     fixed[-1] += parts[-1].params
-    caps = sorted({f + layer * n for f in set(fixed) for n in range(layers + 1)} | set(fixed))
-    cap = next(c for c in caps if c >= max(fixed) and _held(c, fixed, layer) >= layers)
-    counts = [(cap - f) // layer for f in fixed]
-    while sum(counts) > layers:
-        load = [f + n * layer for f, n in zip(fixed, counts, strict=True)]
-        fullest = max(load[s] for s in range(stages) if counts[s])
-        counts[max(s for s in range(stages) if counts[s] and load[s] == fullest)] -= 1
-    return tuple(counts)
-
-
-def _held(cap: int, fixed: list[int], layer: int) -> int:
-    return sum((cap - f) // layer for f in fixed)
+    return spread(model.layers, fixed, [parts[1].params] * stages, least=0, late=False)

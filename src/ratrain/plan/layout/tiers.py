@@ -19,8 +19,7 @@ from ratrain.describe.backends import BUCKET_BYTES
 from ratrain.describe.device import DeviceKind, Tier
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_bytes
-from ratrain.errors import SpecError
-from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.layout.jobs import fault, refuse, strategy_of
 from ratrain.plan.layout.links import Half
 from ratrain.plan.layout.sizes import trains_tied
 from ratrain.program.setup import Budget
@@ -30,11 +29,9 @@ from ratrain.program.tiers import DISK, HOST
 
 def require_bucketable(job: JobSpec, chosen: Strategy) -> None:
     """Refuses buckets where a job's gradients cannot leave in them."""
-    if job.schedule.gradient_bucket_bytes is None:
-        return
-    for what, fix in _in_the_way(job, chosen):
-        place = f"{job.path or 'job'} [schedule] gradient_bucket"
-        raise SpecError(what, place=place, fix=fix)
+    if job.schedule.gradient_bucket_bytes is not None:
+        found = _in_the_way(job, chosen)
+        refuse(job, (("[schedule] gradient_bucket", what, fix) for what, fix in found))
 
 
 def in_buckets(job: JobSpec, chosen: Strategy) -> JobSpec | None:
@@ -62,10 +59,8 @@ def _in_the_way(job: JobSpec, chosen: Strategy) -> Iterator[tuple[str, str]]:
     if schedule.average_every is not None:
         yield "replicas that average their weights send no gradients", leave
     if schedule.gradient_accumulation == "local":
-        what = (
-            "with local accumulation every rank keeps whole gradients: buckets would save nothing"
-        )
-        yield what, 'set gradient_accumulation = "sharded", or ' + leave
+        what = "with local accumulation every rank keeps whole gradients: buckets would save "
+        yield what + "nothing", 'set gradient_accumulation = "sharded", or ' + leave
     free = job.layout is None and schedule.sharding is None  # a search chooses the level
     if not free and chosen.sharding < 2:
         what = f"{schedule.name} does not shard gradients, so buckets have nothing to send "
@@ -132,16 +127,11 @@ for what it costs."""
 
 def require_tier(job: JobSpec) -> None:
     """Refuses states in another tier where a job cannot have them there."""
-    for key in (*KEYS, "gradient_tier"):
-        if getattr(job, key):
-            for what, fix in _obstacles(job, key):
-                raise SpecError(what, place=f"{job.path or 'job'} [schedule] {key}", fix=fix)
+    for key in (key for key in (*KEYS, "gradient_tier") if getattr(job, key)):
+        refuse(job, ((f"[schedule] {key}", what, fix) for what, fix in _obstacles(job, key)))
     if job.schedule.recovery == "spill" and not job.activation_tier:
-        raise SpecError(
-            "what is spilled needs a tier to wait in",
-            place=f"{job.path or 'job'} [schedule] recovery",
-            fix='set activation_tier = "host" or "disk"',
-        )
+        fix = 'set activation_tier = "host" or "disk"'
+        raise fault(job, "[schedule] recovery", "what is spilled needs a tier to wait in", fix)
 
 
 def _obstacles(job: JobSpec, key: str) -> Iterator[tuple[str, str]]:

@@ -59,8 +59,7 @@ def inner_sums_s(
         return 0.0, 0.0
     choice_s, choice_back_s = _router_s(job, kind, layout, link)
     if layout.sequence_parallel:
-        half = ring_half(boundary_bytes, layout.tensor, link)
-        half_s = half.alone_s(link.bandwidth_bytes_per_s)
+        half_s = _half_s(boundary_bytes, layout.tensor, link)
         forward, backward = INNER_HALVES[kind]
         return forward * half_s + choice_s, backward * half_s + choice_back_s
     sums = tensor_sums(SUMS[kind] - 1, boundary_bytes, layout, link)
@@ -76,9 +75,13 @@ def gathered_again_s(
     if link is None or not layout.sequence_parallel:
         return 0.0
     inputs, gradients = GATHERED_AGAIN[kind]
-    half = ring_half(boundary_bytes, layout.tensor, link)
     count = inputs + gradients * job.backend.sums_in_compute
-    return count * half.alone_s(link.bandwidth_bytes_per_s)
+    return count * _half_s(boundary_bytes, layout.tensor, link)
+
+
+def _half_s(size_bytes: float, tensor: int, link: Link) -> float:
+    """Seconds of a gather, or of the other half of a sum, that has a group's link to itself."""
+    return ring_half(size_bytes, tensor, link).alone_s(link.bandwidth_bytes_per_s)
 
 
 def _router_s(job: JobSpec, kind: BlockKind, layout: LayoutSpec, link: Link) -> tuple[float, float]:
@@ -87,11 +90,11 @@ def _router_s(job: JobSpec, kind: BlockKind, layout: LayoutSpec, link: Link) -> 
     experts = job.model.spec.experts
     if experts is None or kind != "layer":
         return 0.0, 0.0
-    tokens, rate = job.model.sequence_length * job.batch.micro_batch, link.bandwidth_bytes_per_s
+    tokens = job.model.sequence_length * job.batch.micro_batch
     logits_bytes = precision_of(job.schedule.dtype).element_bytes * tokens * experts.count
-    gathered = ring_half(logits_bytes, layout.tensor, link)
     summed = fastest_all_reduce(4 * tokens * experts.chosen, layout.tensor, link)
-    return gathered.alone_s(rate), summed.alone_s(rate)
+    summed_s = summed.alone_s(link.bandwidth_bytes_per_s)
+    return _half_s(logits_bytes, layout.tensor, link), summed_s
 
 
 def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link) -> Transfer:
@@ -107,17 +110,6 @@ def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link)
     return fastest_all_reduce(boundary_bytes, layout.tensor, link).times(count)
 
 
-def sums_alone_s(
-    kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link | None
-) -> float:
-    """Seconds of all sums of a block in one direction over its tensor group's link (None: it is on
-    one rank), which nothing else uses."""
-    if link is None:
-        return 0.0
-    sums = tensor_sums(SUMS[kind], boundary_bytes, layout, link)
-    return sums.alone_s(link.bandwidth_bytes_per_s)
-
-
 def boundary_message(
     job: JobSpec,
     size_bytes: int,
@@ -127,45 +119,23 @@ def boundary_message(
     inside: Link | None,
 ) -> Transfer:
     """A tensor from a stage's tensor group to that of a neighbouring stage, as a rank of the sender
-    sees it. `groups`: the layouts of both; `inside`: the receiver's own link."""
-    here, there = groups
-    if here.tensor == there.tensor:
-        whole = job.backend.whole_sends
-        return group_message(size_bytes, link, device, here, inside, whole=whole)
-    over = None if there.sequence_parallel else inside
-    return regrouped_message(
-        size_bytes, link, device, (here.tensor, there.tensor), gathered_over=over
-    )
-
-
-def group_message(
-    boundary_bytes: int,
-    link: Link,
-    device: DeviceKind,
-    layout: LayoutSpec,
-    inside: Link | None,
-    *,
-    whole: bool,
-) -> Transfer:
-    """A tensor from one tensor group to another of the same degree, as a rank of the sender sees
-    it; `inside`: the link of the receiving group, None where it is one rank.
+    sees it. `groups`: the layouts of both; `inside`: the receiver's own link, None where it is one
+    rank.
 
     Each rank sends its part. Where the sequence is divided that is all (arXiv 2205.05198); else the
     receiving group gathers the parts over its own links (arXiv 2104.04473, section 4.1), unless the
-    backend (`whole`) or the device's software has each rank send the whole tensor.
+    backend or the device's software has each rank send the whole tensor.
     """
-    blocking = device.kernels is not None and device.kernels.blocking_sends
-    if inside is None:
-        return message(boundary_bytes, link, blocking=blocking)
-    part_bytes = boundary_bytes // layout.tensor
-    if layout.sequence_parallel:
-        return message(part_bytes, link, blocking=blocking)
-    if whole or (device.kernels is not None and device.kernels.whole_sends):
-        return message(boundary_bytes, link, blocking=blocking)
-    gather_s = ring_half(boundary_bytes, layout.tensor, inside).alone_s(
-        inside.bandwidth_bytes_per_s
-    )
-    return message(part_bytes, link, blocking=blocking, after_s=gather_s)
+    (here, there), kernels = groups, device.kernels
+    if here.tensor != there.tensor:
+        over, degrees = None if there.sequence_parallel else inside, (here.tensor, there.tensor)
+        return regrouped_message(size_bytes, link, device, degrees, gathered_over=over)
+    blocking = kernels is not None and kernels.blocking_sends
+    whole = job.backend.whole_sends or (kernels is not None and kernels.whole_sends)
+    if inside is None or (whole and not here.sequence_parallel):
+        return message(size_bytes, link, blocking=blocking)
+    after_s = 0.0 if here.sequence_parallel else _half_s(size_bytes, here.tensor, inside)
+    return message(size_bytes // here.tensor, link, blocking=blocking, after_s=after_s)
 
 
 def regrouped_message(
@@ -185,8 +155,7 @@ def regrouped_message(
     cells = most_cells(*degrees)
     sent = message(boundary_bytes / min(degrees) / cells, link).times(cells)
     if gathered_over is not None:
-        gather = ring_half(boundary_bytes, degrees[1], gathered_over)
-        gather_s = gather.alone_s(gathered_over.bandwidth_bytes_per_s)
+        gather_s = _half_s(boundary_bytes, degrees[1], gathered_over)
         sent = replace(sent, latency_s=sent.latency_s + gather_s)
     if device.kernels is not None and device.kernels.blocking_sends:
         return replace(sent, driving_s=sent.alone_s(link.bandwidth_bytes_per_s))
@@ -213,8 +182,10 @@ def times_in_layout(
     alone. On a backend whose compute ops contain a unit's inner sums, forward, recovery and
     backward wait for them."""
     job = job.of_kind(device)
-    boundary = boundary_bytes(job)
-    sums_s = sums_alone_s(block.kind, boundary, layout, tensor_link)
+    boundary, sums_s = boundary_bytes(job), 0.0
+    if tensor_link is not None:  # all sums in one direction, over a link that nothing else uses
+        sums = tensor_sums(SUMS[block.kind], boundary, layout, tensor_link)
+        sums_s = sums.alone_s(tensor_link.bandwidth_bytes_per_s)
     times = block_times(
         block,
         device,

@@ -4,15 +4,14 @@ runs of equal bytes, or hidden behind backward: DreamDDP's division of its order
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from ratrain.cost.turns import exposed_of_runs, lengths_of_runs, turns
 from ratrain.describe.job import JobSpec
-from ratrain.errors import SpecError
+from ratrain.plan.layout.jobs import refuse
 from ratrain.program.kind import Kind
-from ratrain.program.replicas import Unit
 from ratrain.program.setup import Setup
 from ratrain.program.units import unit_columns
 from ratrain.simulate.costs import NO_LINK, Costs, Floats
@@ -32,38 +31,28 @@ def asked_turns(job: JobSpec, setup: Setup, *, tied: bool) -> Turns:
     missing = [name for name in trained if name not in asked]
     unknown = [name for name in asked if name not in trained]
     late = [name for name, step in asked.items() if step >= steps]
-    faults = {
-        f"unit {' and '.join(missing)} would never be averaged": (missing, "give it a step"),
-        f"no unit {' and '.join(unknown)} is trained": (
-            unknown,
-            f"use {', '.join(trained)}",
-        ),
-        f"unit {' and '.join(late)} has a step behind the period": (
-            late,
-            f"use 0 to {steps - 1}",
-        ),
-        f"units {first} and {last} are copies of one matrix, and have different steps": (
-            tied and asked.get(first) != asked.get(last),
-            "give both one step",
-        ),
-    }
-    for what, (is_wrong, fix) in faults.items():
-        if is_wrong:
-            place = f"{job.path or 'job'} [schedule] average_turns"
-            raise SpecError(what, place=place, fix=fix)
+    unlike = tied and asked.get(first) != asked.get(last)
+    copies = f"units {first} and {last} are copies of one matrix, and have different steps"
+    faults = (
+        (missing, f"unit {' and '.join(missing)} would never be averaged", "give it a step"),
+        (unknown, f"no unit {' and '.join(unknown)} is trained", f"use {', '.join(trained)}"),
+        (late, f"unit {' and '.join(late)} has a step behind the period", f"use 0 to {steps - 1}"),
+        (unlike, copies, "give both one step"),
+    )
+    refuse(job, (("[schedule] average_turns", what, fix) for is_so, what, fix in faults if is_so))
     return tuple(asked.items())
 
 
 def equal_turns(setup: Setup, steps: int, *, tied: bool) -> Turns:
     """Runs of backward's order as equal in bytes as can be, on each rank."""
-    size = _largest(setup, lambda g: float(_units(setup)[g].gradient_bytes))
-    return turns_by_rank(
-        setup,
-        lambda names: turns(
-            lengths_of_runs(np.array([size[name] for name in names])), steps, least_longest=True
-        ),
-        tied=tied,
-    )
+    units = (unit for member in setup.members for unit in member.units)
+    size = _largest(setup, (float(unit.gradient_bytes) for unit in units))
+
+    def of_rank(names: list[str]) -> tuple[int, ...]:
+        lengths = lengths_of_runs(np.array([size[name] for name in names]))
+        return turns(lengths, steps, least_longest=True)
+
+    return turns_by_rank(setup, of_rank, tied=tied)
 
 
 def turns_by_rank(
@@ -90,19 +79,12 @@ def turns_by_rank(
     return tuple(found.items())
 
 
-def slowest(setup: Setup, of_unit: Floats) -> dict[str, float]:
+def _largest(setup: Setup, of_units: Iterable[float]) -> dict[str, float]:
     """A figure of each unit's name: the largest of all that hold it."""
-    return _largest(setup, lambda g: float(of_unit[g]))
-
-
-def _units(setup: Setup) -> list[Unit]:
-    return [unit for member in setup.members for unit in member.units]
-
-
-def _largest(setup: Setup, of_unit: Callable[[int], float]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for g, unit in enumerate(_units(setup)):
-        found[unit.name] = max(found.get(unit.name, 0.0), of_unit(g))
+    names = (unit.name for member in setup.members for unit in member.units)
+    for name, figure in zip(names, of_units, strict=True):
+        found[name] = max(found.get(name, 0.0), figure)
     return found
 
 
@@ -112,8 +94,8 @@ def hidden_turns(setup: Setup, costs: Costs, steps: int, *, tied: bool) -> Turns
     computed = _seconds(costs, Kind.B) + _seconds(costs, Kind.R) * unit_columns(setup).recovered
     if setup.split_backward:
         computed = _seconds(costs, Kind.I) + _seconds(costs, Kind.W)
-    backward_s = slowest(setup, computed)
-    sync_s = slowest(setup, _seconds(costs, Kind.AverageW))
+    backward_s = _largest(setup, computed.tolist())
+    sync_s = _largest(setup, _seconds(costs, Kind.AverageW).tolist())
 
     def of_rank(names: list[str]) -> tuple[int, ...]:
         b, c = (np.array([column[name] for name in names]) for column in (backward_s, sync_s))

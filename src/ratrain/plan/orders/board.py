@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+import numpy as np
+
 from ratrain.plan.case.case import Case
-from ratrain.plan.orders.clock import Order, OrderClock, Orders, Timed
-from ratrain.plan.orders.seeds import Pipeline, laid_out, order_of, policies
+from ratrain.plan.orders.clock import PARTS, ClockedOrder, Order, OrderClock, Orders
+from ratrain.plan.orders.seeds import Pipeline, order_of, policies
 from ratrain.plan.price.trial import only_over_budget
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.passes.turns import transfers_in_turn
 from ratrain.program.pipelining.csv import write_csv
 from ratrain.program.plain import UnitStep, plain_program
 from ratrain.program.program import Program
-from ratrain.program.replicas import Member, Replica, Unit
+from ratrain.program.replicas import Member, Unit
 from ratrain.program.setup import Setup
 from ratrain.program.skeletons import SKELETONS, Place, Skeleton, Written
 from ratrain.program.strategies import with_passes
@@ -25,11 +27,12 @@ from ratrain.simulate.step_bound import step_bound
 
 
 @dataclass(frozen=True)
-class Tried:
-    """An order and its step on the clock."""
+class TriedOrder:
+    """An order on a board, and its step on the clock."""
 
+    board: Board
     orders: Orders
-    timed: Timed
+    timed: ClockedOrder
 
     @property
     def step_s(self) -> float:
@@ -44,7 +47,8 @@ class Board:
     def __init__(self, case: Case, *, split: bool) -> None:
         self.case, self.split = case, split
         self.evaluations = 0
-        self.by_unit = _holds_all(case.setup)
+        replicas, members = case.setup.replicas, case.setup.members
+        self.by_unit = len(replicas) == len(replicas[0].stages) == len(members) == 1
         self.apart = case.apart
         known = self._clock(case.program)
         self.places, self._place_of = known.places, known.place_of
@@ -53,10 +57,11 @@ class Board:
         program, verdict = self._built(self.first)
         self.clock = self._clock(program)
         self.pipelines = list(self._pipelines(program.setup))
-        self.least_s = _least_s(self.clock)
+        bound = step_bound(self.clock.table, self.clock.op_costs, self.clock.rates)
+        self.least_s = 0.0 if bound is None else bound.time_s  # no order of these ops takes less
         self._keep_room(verdict, self.first)
 
-    def tried(self, orders: Orders, before: Orders | None = None) -> Tried | None:
+    def tried(self, orders: Orders, before: Orders | None = None) -> TriedOrder | None:
         """An order on the clock; None where it holds too much or never ends. `before`: one that
         holds little enough."""
         for place, order in enumerate(orders[: self.places]):
@@ -65,9 +70,9 @@ class Board:
                 return None
         self.evaluations += 1
         timed = self.clock.timed(orders)
-        return None if timed is None else Tried(orders, timed)
+        return None if timed is None else TriedOrder(self, orders, timed)
 
-    def proved(self, orders: Orders) -> Tried | None:
+    def proved(self, orders: Orders) -> TriedOrder | None:
         """The order with its program built and proved; None where the proof fails. If it needs too
         much memory, orders that hold as much are not tried again."""
         compute = orders[: self.places]
@@ -131,8 +136,10 @@ class Board:
         for skeleton in SKELETONS.values():
             if skeleton.fixed is None and skeleton.takes(pipeline.micro_batches, 1, 1):
                 steps = skeleton.order(Place(0, 1, 1, pipeline.micro_batches))
-                units = laid_out(steps, pipeline.stages, skeleton.together, pipeline.micro_batches)
-                yield (self._parted(units),)
+                setup = replace(self.case.setup, together=skeleton.together)
+                lane = plain_program(setup, {0: steps}, "searched").lanes[0, Lane.COMPUTE]
+                units = [(a.kind, a.unit, a.micro_batch) for a in lane if a.kind in PARTS]
+                yield (self._parted(tuple(units)),)
 
     def _of_units(self, order: Order) -> list[UnitStep]:
         """A rank's order by units as its only stage's."""
@@ -215,17 +222,6 @@ class Board:
         ]
 
 
-def _holds_all(setup: Setup) -> bool:
-    """Whether each rank holds the whole model, and all replicas are alike."""
-    return len(setup.replicas) == len(setup.replicas[0].stages) == len(setup.members) == 1
-
-
-def _least_s(clock: OrderClock) -> float:
-    """What no order of the same ops can go below."""
-    bound = step_bound(clock.table, clock.op_costs, clock.rates)
-    return 0.0 if bound is None else bound.time_s
-
-
 def _whole(order: Order) -> Order:
     """An order with backward in one piece."""
     return tuple(
@@ -264,34 +260,35 @@ def _pipeline(
                 compute_s[kind, stage] = max(time_s, compute_s.get((kind, stage), 0.0))
     replica = alike[0]
     backward = Kind.I if split else Kind.B
-    held_bytes = [_held_bytes(alike, stage) for stage in range(len(replica.stages))]
     if by_unit:
         (member,) = replica.stages[0].members
-        held_bytes = [_held_by_unit(member, unit) for unit in member.units]
+        held_bytes = [_held_bytes(member, unit) for unit in member.units]
+    else:
+        held_bytes = [
+            max(sum(_held_bytes(m, unit) for unit in m.units) for s in same for m in s.members)
+            for same in zip(*(each.stages for each in alike), strict=True)
+        ]
     return Pipeline(
         places=replica.ranks,
         stages=len(held_bytes),
         micro_batches=replica.micro_batches,
         backward=backward,
         compute_s=compute_s,
-        message_s=_messages(clock, backward, ranks),
+        message_s=_messages(clock, backward, sorted(ranks)),
         held_bytes=held_bytes,
         room_bytes=[inf] * replica.ranks,
     )
 
 
 def _messages(
-    clock: OrderClock, backward: Kind, ranks: Container[int]
+    clock: OrderClock, backward: Kind, ranks: Sequence[int]
 ) -> dict[tuple[Kind, int], tuple[float, float]]:
     """For what a stage makes on these ranks, the seconds on its link and the latency."""
     table, costs, rates = clock.table, clock.op_costs, clock.rates
     message_s: dict[tuple[Kind, int], tuple[float, float]] = {}
+    first = (table.micro_batch == 0) & np.isin(table.rank, ranks)
     for sent, made in ((Kind.SEND_F, Kind.F), (Kind.SEND_B, backward)):
-        for row in range(len(table)):
-            if table.kind[row] != sent or table.micro_batch[row] != 0:
-                continue
-            if int(table.rank[row]) not in ranks:
-                continue
+        for row in np.flatnonzero(first & (table.kind == sent)).tolist():
             stage = int(table.states.units.stage_in_replica[table.unit[row]])
             links = [link for link in (costs.link[row], costs.peer_link[row]) if link >= 0]
             slowest = min((float(rates[link]) for link in links), default=inf)
@@ -300,15 +297,7 @@ def _messages(
     return message_s
 
 
-def _held_bytes(replicas: Sequence[Replica], stage: int) -> int:
-    """What a stage holds of a micro-batch from its forward on."""
-    return max(
-        sum(_held_by_unit(member, unit) for unit in member.units)
-        for replica in replicas
-        for member in replica.stages[stage].members
-    )
-
-
-def _held_by_unit(member: Member, unit: Unit) -> int:
+def _held_bytes(member: Member, unit: Unit) -> int:
+    """What a unit holds of a micro-batch from its forward on."""
     recovered = member.recovery.again and unit.recoverable
     return unit.input_bytes + (0 if recovered else unit.saved_bytes)

@@ -26,7 +26,6 @@ from ratrain.program.graph import Pairs
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.plain import Step
 from ratrain.program.program import Program
-from ratrain.program.setup import Setup
 from ratrain.program.table import Table
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Costs, Floats, OpCosts, costs_of_ops
@@ -34,7 +33,7 @@ from ratrain.simulate.engine import Nodes, Run, nodes_of, run_nodes
 
 
 @dataclass(frozen=True)
-class Turns:
+class Precedence:
     """Of each op of a piece what no order changes: within `chain` (a stage on a rank, or a unit;
     -1: no piece's) an op comes after all whose `part` (forward, backward, weight gradient) and
     micro-batch are no later than its own."""
@@ -44,20 +43,21 @@ class Turns:
     micro_batch: Ints
 
 
-_PARTS = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2}
+PARTS = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2}
+"""What comes before what, of a stage's or unit's pieces of one micro-batch."""
 
 
-def turns_of(table: Table, rows: Sequence[Mapping[Step, list[int]]]) -> Turns:
+def precedence_of(table: Table, rows: Sequence[Mapping[Step, list[int]]]) -> Precedence:
     chain, part, micro_batch = np.full((3, len(table)), -1, dtype=np.int64)
     numbers = 1 + max(number for of_rank in rows for _, number, _ in of_rank)
     for rank, of_rank in enumerate(rows):
         for (kind, number, m), of_piece in of_rank.items():
-            chain[of_piece], part[of_piece] = rank * numbers + number, _PARTS[kind]
+            chain[of_piece], part[of_piece] = rank * numbers + number, PARTS[kind]
             micro_batch[of_piece] = m
-    return Turns(chain, part, micro_batch)
+    return Precedence(chain, part, micro_batch)
 
 
-def needed(edges: Pairs, turns: Turns) -> Pairs:
+def needed(edges: Pairs, turns: Precedence) -> Pairs:
     """Edges that no other says: of those from a chain to one op the last ones, and of those from
     one op to a chain the first ones."""
     last = _outermost(edges.source, edges.target, turns, 1)
@@ -66,7 +66,7 @@ def needed(edges: Pairs, turns: Turns) -> Pairs:
     return Pairs(source[first], target[first])
 
 
-def _outermost(ends: Ints, others: Ints, turns: Turns, way: int) -> Bools:
+def _outermost(ends: Ints, others: Ints, turns: Precedence, way: int) -> Bools:
     """Of edges between a chain and one op those whose end in the chain is the last one (1) or the
     first (-1), whatever the order; and edges of no chain."""
     chain = turns.chain[ends]
@@ -75,13 +75,13 @@ def _outermost(ends: Ints, others: Ints, turns: Turns, way: int) -> Bools:
     _, group = np.unique(np.stack([chain[rows], others[rows]], axis=1), axis=0, return_inverse=True)
     part, turn = turns.part[ends[rows]], way * turns.micro_batch[ends[rows]]
     groups = int(group.max(initial=-1)) + 1
-    furthest = np.full((groups, len(_PARTS)), np.iinfo(np.int64).min)
+    furthest = np.full((groups, len(PARTS)), np.iinfo(np.int64).min)
     np.maximum.at(furthest, (group, part), turn)
     outer = turn == furthest[group, part]
     for further in range(3):
         beyond = (further - part) * way > 0
         outer &= ~beyond | (turn > furthest[group, further])
-    inner = np.full((groups, len(_PARTS)), np.iinfo(np.int64).min)
+    inner = np.full((groups, len(PARTS)), np.iinfo(np.int64).min)
     chosen = np.flatnonzero(outer)
     np.maximum.at(inner, (group[chosen], part[chosen]), way * ends[rows[chosen]])
     outer &= way * ends[rows] == inner[group, part]
@@ -150,7 +150,7 @@ STEPS = 3
 
 
 @dataclass(frozen=True)
-class Timed:
+class ClockedOrder:
     """An order on the clock."""
 
     step_s: float
@@ -164,29 +164,27 @@ class OrderClock:
     order of its own; then each rank is a place, and holds one stage."""
 
     def __init__(
-        self,
-        program: Program,
-        costs: Costs,
-        *,
-        steps: int = STEPS,
-        by_unit: bool = False,
-        apart: bool = False,
+        self, program: Program, costs: Costs, *, by_unit: bool = False, apart: bool = False
     ) -> None:
-        table = program.table
-        self.table, self.steps = table, steps
+        self.table = table = program.table
         self.rates = costs.link_rate_bytes_per_s
         self.op_costs: OpCosts = costs_of_ops(table, costs)
-        self.place_of: list[int] = _places(table.setup, apart=apart)
+        ranks = [rank for replica in table.setup.replicas for rank in range(replica.ranks)]
+        # The place of every rank of the program: that in the pipeline, or one of its own.
+        self.place_of: list[int] = list(range(len(ranks))) if apart else ranks
         self.orders, self.rows, ending = _pieces(table, self.place_of, by_unit=by_unit)
         self.places = len(self.orders)
-        lanes, moving = _moving_lanes(table, self.place_of, self.rows, ending)
-        self.transfers, free = _free_lanes(table, self.place_of)
-        for lane in free:
-            lanes.append(replace(lane, place=self.places + lane.place))
+        lanes = [_Lane(*each) for each in zip(self.place_of, self.rows, ending, strict=True)]
+        if any(len(replica.stages) > replica.ranks for replica in table.setup.replicas):
+            lanes += _message_lanes(table, self.place_of)
+        free = _free_lanes(table, self.place_of)
+        self.transfers = tuple(free)
+        self.orders += tuple(map(tuple, free.values()))
+        lanes += [_Lane(self.places + n, rows, ()) for n, rows in enumerate(free.values())]
+        moving = table.lane == Lane.COMPUTE
+        for lane in lanes[len(self.rows) :]:
             moving[[row for of_piece in lane.rows.values() for row in of_piece]] = True
-        turns_of_lanes = {lane.place: tuple(lane.rows) for lane in free}
-        self.orders += tuple(turns_of_lanes[number] for number in sorted(turns_of_lanes))
-        turns = turns_of(table, self.rows)
+        turns = precedence_of(table, self.rows)
         inside, across = (
             needed(_staying(edges.source, edges.target, table, moving), turns)
             for edges in (table.edges.inside, table.edges.across)
@@ -209,16 +207,16 @@ class OrderClock:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def timed(self, orders: Orders) -> Timed | None:
+    def timed(self, orders: Orders) -> ClockedOrder | None:
         """The step of an order; None where it never ends."""
         inside, across = self._strings.edges((*orders, *self.orders[len(orders) :]))
         nodes = replace(self._nodes, inside=inside, across=across)
         try:
-            run = run_nodes(nodes, self._costs, self.rates, self.steps)
+            run = run_nodes(nodes, self._costs, self.rates, STEPS)
         except ProgramError:
             return None
         before, last = (run.end_s[self._ending(step)].max() for step in (-2, -1))
-        return Timed(float(last - before), run)
+        return ClockedOrder(float(last - before), run)
 
     def last_node(self, run: Run) -> int:
         """The node that ends a run's last step."""
@@ -227,17 +225,7 @@ class OrderClock:
 
     def _ending(self, step: int) -> Ints:
         """The nodes one of which ends a step. The steady step is counted from end to end."""
-        return self._ending_nodes + (self.steps + step) * len(self)
-
-
-def _places(setup: Setup, *, apart: bool) -> list[int]:
-    """The place of every rank of the program: that in the pipeline, or where replicas have orders
-    `apart`, one of its own."""
-    ranks = [rank for replica in setup.replicas for rank in range(replica.ranks)]
-    return list(range(len(ranks))) if apart else ranks
-
-
-_ENDS_BACKWARD = (Kind.B, Kind.I)
+        return self._ending_nodes + (STEPS + step) * len(self)
 
 
 def _pieces(
@@ -256,7 +244,7 @@ def _pieces(
         for row in lane.tolist():
             waiting.append(row)
             kind = Kind(int(table.kind[row]))
-            if kind in (Kind.F, Kind.W, *_ENDS_BACKWARD):
+            if kind in PARTS:
                 number = int(number_of[table.unit[row]])
                 key = kind, number, int(table.micro_batch[row])
                 pieces.setdefault(key, []).extend(waiting)
@@ -276,51 +264,27 @@ class _Lane:
     ending: Sequence[int]
 
 
-def _moving_lanes(
-    table: Table,
-    place_of: Sequence[int],
-    rows: Sequence[Mapping[Step, list[int]]],
-    ending: Sequence[Sequence[int]],
-) -> tuple[list[_Lane], Bools]:
-    """Lanes that follow from the order, and which ops are on them."""
-    lanes = [_Lane(place_of[rank], rows[rank], ending[rank]) for rank in range(len(rows))]
-    moving = table.lane == Lane.COMPUTE
-    if _holds_several(table.setup):
-        messages = _message_lanes(table, place_of)
-        lanes += messages
-        for lane in messages:
-            moving[[row for of_piece in lane.rows.values() for row in of_piece]] = True
-    return lanes, moving
-
-
 def _free_lanes(
     table: Table, place_of: Sequence[int]
-) -> tuple[tuple[tuple[int, Lane], ...], list[_Lane]]:
-    """Lanes of transfers whose turns an order may choose, by place in the pipeline, and each rank's
-    of them: those that hold nothing but one reduction, or one gather, of each unit. Where replicas
-    or members differ, a turn would have to be chosen for all of them: there are none."""
+) -> dict[tuple[int, Lane], dict[Step, list[int]]]:
+    """Lanes of transfers whose turns an order may choose, by place in the pipeline: those that hold
+    nothing but one reduction, or one gather, of each unit. Where replicas or members differ, a turn
+    would have to be chosen for all of them: there are none."""
     setup, units = table.setup, table.states.units
-    transfers: list[tuple[int, Lane]] = []
-    lanes: list[_Lane] = []
+    lanes: dict[tuple[int, Lane], dict[Step, list[int]]] = {}
     stages = sum(len(replica.stages) for replica in setup.replicas)
     if len(setup.replicas) > 1 or len(setup.members) > stages:
-        return tuple(transfers), lanes
+        return lanes
     for rank, place in enumerate(place_of):
         for lane, kind in ((Lane.REDUCE, Kind.GradSync), (Lane.GATHER, Kind.PrefetchW)):
             rows = np.flatnonzero((table.rank == rank) & (table.lane == lane))
             once = (table.kind[rows] == kind) & (table.micro_batch[rows] < 0)
             if len(rows) > 1 and once.all():
-                pieces = {
-                    (
-                        kind,
-                        int(units.stage_in_replica[table.unit[row]]),
-                        int(units.unit_in_stage[table.unit[row]]),
-                    ): [row]
-                    for row in rows.tolist()
-                }
-                lanes.append(_Lane(len(transfers), pieces, ()))
-                transfers.append((place, lane))
-    return tuple(transfers), lanes
+                held = table.unit[rows]
+                stage, unit = units.stage_in_replica[held], units.unit_in_stage[held]
+                of_rows = zip(stage.tolist(), unit.tolist(), rows.tolist(), strict=True)
+                lanes[place, lane] = {(kind, s, u): [row] for s, u, row in of_rows}
+    return lanes
 
 
 def _of_nodes(lane: _Lane, node_of: Ints) -> _Lane:
@@ -363,10 +327,6 @@ class _Strings:
         return rows
 
 
-def _holds_several(setup: Setup) -> bool:
-    return any(len(replica.stages) > replica.ranks for replica in setup.replicas)
-
-
 _SENDER = {Kind.SEND_F: 0, Kind.RECV_F: -1, Kind.SEND_B: 0, Kind.RECV_B: 1}
 """Where, counted from an op's stage, the stage stands that makes what it carries."""
 
@@ -375,16 +335,15 @@ def _message_lanes(table: Table, place_of: Sequence[int]) -> list[_Lane]:
     """Sends and receives, in the order in which their sender computes."""
     units, places = table.states.units, 1 + max(place_of)
     backward = Kind.I if table.setup.split_backward else Kind.B
-    lanes: dict[tuple[int, int], _Lane] = {}
+    lanes: dict[tuple[int, int], tuple[int, dict[Step, list[int]]]] = {}
     for row in np.flatnonzero(table.is_any(*_SENDER)).tolist():
         kind = Kind(int(table.kind[row]))
         stage = int(units.stage_in_replica[table.unit[row]]) + _SENDER[kind]
         makes = Kind.F if kind in (Kind.SEND_F, Kind.RECV_F) else backward
         key = int(table.rank[row]), int(table.lane[row])
-        lane = lanes.setdefault(key, _Lane(stage % places, dict[Step, list[int]](), ()))
-        assert isinstance(lane.rows, dict)
-        lane.rows[makes, stage, int(table.micro_batch[row])] = [row]
-    return list(lanes.values())
+        _, rows = lanes.setdefault(key, (stage % places, {}))
+        rows[makes, stage, int(table.micro_batch[row])] = [row]
+    return [_Lane(place, rows, ()) for place, rows in lanes.values()]
 
 
 def _staying(source: Ints, target: Ints, table: Table, moving: Bools) -> Pairs:

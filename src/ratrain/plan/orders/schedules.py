@@ -3,24 +3,21 @@ name on a plan whose stages or replicas differ, with its own replicas, recovery 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, RatrainError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of, require_one_by_one
+from ratrain.plan.case.case import Case, case_of, require_one_by_one
 from ratrain.plan.file.checks import require_runnable
-from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.layout.orders import in_order
+from ratrain.plan.layout.jobs import in_order, strategy_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.program.repeating import compute_ops
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES, strategy
 from ratrain.readers.place import Place
-from ratrain.simulate.long import simulate_proved
 
 Progress = Callable[[int, int], None]
 MOST_OPS = 40_000
@@ -70,10 +67,6 @@ class LaidOut:
         """Whether the plan was found for a job, and is in no file."""
         return self.file.suffix != ".json"
 
-    @property
-    def tokens(self) -> int:
-        return self.job.batch.sequences * self.job.model.sequence_length
-
     def place(self, table: str, key: str) -> str:
         """Where its file says something."""
         whose = key if self.plan is not None else f"[{table}] {key}"
@@ -93,8 +86,7 @@ class LaidOut:
             return self.in_order(self.job, name)
         job, layout = as_named(self.job, name), self.layout
         order = strategy_of(job).skeleton
-        micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
-        self._require_short(order, 2 * (job.model.spec.layers + 2) * micro_batches)
+        self._require_short(order, 2 * (job.model.spec.layers + 2) * job.micro_batches)
         return case_of(replace(job, layout=layout_for(job, layout, order)))
 
     def in_order(self, job: JobSpec, order: str) -> Case:
@@ -133,7 +125,7 @@ class Comparison(LaidOut):
     @property
     def fastest_s(self) -> float | None:
         """The step of the fastest that fits."""
-        return fastest_s(self.rows)
+        return next((row.predicted.step_s for row in self.fitting if row.predicted), None)
 
 
 def laid_out(job: JobSpec, progress: Progress | None = None) -> LaidOut:
@@ -171,7 +163,15 @@ def _compared(subject: LaidOut, name: str) -> ComparedSchedule:
         else:
             doc = SKELETONS[name].doc
         case = subject.case(name)
-        return ComparedSchedule(name, case.strategy.skeleton, doc, predicted_of(case), "")
+        simulation = case.simulation
+        predicted = Predicted(
+            simulation.step_time_s,
+            simulation.bound_bytes,
+            simulation.bubble_fraction,
+            simulation.feasible,
+            max(replica.layout.virtual for replica in case.plan.replicas),
+        )
+        return ComparedSchedule(name, case.plan.strategy.skeleton, doc, predicted, "")
     except RatrainError as error:
         return ComparedSchedule(name, order, doc, None, error.what)
 
@@ -180,12 +180,6 @@ def _order(row: ComparedSchedule) -> tuple[int, float]:
     if row.predicted is None:
         return 2, 0.0
     return (0 if row.predicted.fits else 1), row.predicted.step_s
-
-
-def fastest_s(rows: Sequence[ComparedSchedule]) -> float | None:
-    """The step of the fastest that fits, of rows in sequence."""
-    fitting = (row.predicted for row in rows if row.predicted is not None)
-    return next((known.step_s for known in fitting if known.fits), None)
 
 
 def as_named(job: JobSpec, name: str) -> JobSpec:
@@ -203,18 +197,6 @@ def as_named(job: JobSpec, name: str) -> JobSpec:
             passes=None,
         )
     return replace(job, schedule=schedule)
-
-
-def predicted_of(case: Case) -> Predicted:
-    """A case proved and simulated in full size."""
-    simulation = simulate_proved(case.proved, case.costs)
-    return Predicted(
-        simulation.step_time_s,
-        simulation.bound_bytes,
-        simulation.bubble_fraction,
-        simulation.feasible,
-        max(replica.layout.virtual for replica in case.plan.replicas),
-    )
 
 
 def layout_for(job: JobSpec, layout: LayoutSpec, order: str) -> LayoutSpec:

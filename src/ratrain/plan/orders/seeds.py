@@ -8,9 +8,9 @@ itself to unequal stages and slow links. What the order is worth, the simulator 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, product
+from itertools import product
 from math import ceil, inf
 from typing import Literal
 
@@ -95,31 +95,6 @@ def policies(pipeline: Pipeline) -> Iterator[Policy]:
 def order_of(pipeline: Pipeline, policy: Policy) -> Orders:
     """The order that a policy leads to."""
     return _Greedy(pipeline, policy).run()
-
-
-def laid_out(steps: Iterable[Step], units: int, together: int, micro_batches: int) -> Order:
-    """The order of a stage as that of its units: the first forwards and the last backwards of so
-    many micro-batches together unit by unit, as `plain_program` lays out its rows."""
-    ops = [
-        (kind, unit, micro_batch)
-        for kind, _, micro_batch in steps
-        for unit in (range(units) if kind is Kind.F else reversed(range(units)))
-    ]
-    first, last = together, micro_batches - together
-    if together == 1:
-        return tuple(ops)
-    laid: list[Step] = []
-    for (kind, _), run in groupby(ops, key=lambda op: (op[0], _alone(op, first, last))):
-        way = 1 if kind is Kind.F else -1
-        laid += sorted(run, key=lambda op: (way * op[1], op[2]))
-    return tuple(laid)
-
-
-def _alone(op: Step, first: int, last: int) -> int:
-    """The micro-batch of an op that does not go unit by unit; -1: it does."""
-    kind, _, micro_batch = op
-    goes_by_unit = micro_batch < first if kind is Kind.F else micro_batch >= last
-    return -1 if goes_by_unit else micro_batch
 
 
 @dataclass

@@ -19,8 +19,8 @@ from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.plan.layout.links import Holders, NamedHalf
+from ratrain.plan.layout.placement import PlacedReplica
 from ratrain.plan.layout.plan import Plan
-from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.sizes import (
     boundary_bytes,
     gathered_bytes_per_param,

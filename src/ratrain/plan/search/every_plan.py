@@ -15,13 +15,10 @@ from math import inf
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
 from ratrain.errors import Infeasible, SpecError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.of_layout import case_of
-from ratrain.plan.file.form import PlanFile
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.file.form import PlanFile, file_of_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan
-from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.layout.orders import SPLIT_ORDERS, takes_other_orders
+from ratrain.plan.layout.jobs import SPLIT_ORDERS, strategy_of, takes_other_orders
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.trial import only_over_budget
 from ratrain.plan.search.layouts import Progress, Search, search_layouts

@@ -22,7 +22,7 @@ from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.layout.enumerate import Group, groups_of, no_group
-from ratrain.plan.layout.orders import WORTH_SPLIT
+from ratrain.plan.layout.jobs import WORTH_SPLIT
 from ratrain.plan.layout.plan import SPLIT, Plan, group_of_plan, plan_of_row
 from ratrain.plan.price.bill import FORWARD
 from ratrain.plan.price.estimate import estimate

@@ -21,13 +21,12 @@ import numpy as np
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec
 from ratrain.errors import ProgramError, SpecError
+from ratrain.plan.file.form import file_of_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan
 from ratrain.plan.layout.enumerate import StateMode, groups_of
 from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.layout.placement import devices_of_sites
+from ratrain.plan.layout.placement import PlacedReplica, devices_of_sites
 from ratrain.plan.layout.plan import Plan, plan_of_row
-from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.kind_speed import kind_speed, least_step_s
 from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search.layouts import Checked, Progress, check

@@ -7,22 +7,18 @@ takes for it: what a host brings may be more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
 
+from ratrain.describe.cluster import HostKind
 from ratrain.describe.device import DeviceKind
-from ratrain.describe.job import JobSpec
+from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.draft.pools import FEW
 from ratrain.plan.layout.enumerate import divisors_of
 from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.layout.other_clusters import (
-    devices_of_kind,
-    kinds_of,
-    only_kinds,
-    with_more_hosts,
-)
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import Progress
 from ratrain.plan.search.limits import ANY_REPLICAS, HOSTS_ADDED
@@ -103,7 +99,7 @@ def unwatched(_: str) -> AbstractContextManager[Progress | None]:
 def speedup_of(job: JobSpec, tokens_per_s: float, watch: Watch = unwatched) -> Speedup | None:
     """The `Speedup` of a plan of a job that reaches so many tokens a second; None where its devices
     are of one kind."""
-    kinds = kinds_of(job)
+    kinds = job.cluster.kinds
     if len(kinds) == 1:
         return None
     return Speedup(tokens_per_s, tuple(_alone(job, kind, watch) for kind in kinds))
@@ -186,7 +182,7 @@ def fastest(job: JobSpec, progress: Progress | None = None, *, any_replicas: boo
 
 def added_hosts(job: JobSpec, watch: Watch = unwatched) -> tuple[Added, ...]:
     """The `Added` of each kind of the job's devices."""
-    return tuple(_added(job, kind, watch) for kind in kinds_of(job))
+    return tuple(_added(job, kind, watch) for kind in job.cluster.kinds)
 
 
 def _added(job: JobSpec, kind: DeviceKind, watch: Watch) -> Added:
@@ -204,3 +200,52 @@ def _added(job: JobSpec, kind: DeviceKind, watch: Watch) -> Added:
             first = first or Added(kind, hosts, devices, problem=error.what)
     assert first is not None
     return first
+
+
+# ---- a job's cluster changed ---------------------------------------------------------------
+
+
+Host = tuple[HostKind, int]
+"""A host, and how many of its devices a job uses."""
+
+
+def devices_of_kind(job: JobSpec, kind: DeviceKind) -> int:
+    """How many of the job's devices are of a kind."""
+    return sum(device.kind.name == kind.name for device in job.cluster.members())
+
+
+def only_kinds(job: JobSpec, kinds: Collection[DeviceKind], devices: int | None = None) -> JobSpec:
+    """The job on its devices of some kinds, or on the first `devices` of them; without a layout."""
+    names = {kind.name for kind in kinds}
+    hosts = [(host, used) for host, used in _hosts(job) if host.device in names]
+    return _on(job, hosts, devices)
+
+
+def with_more_hosts(job: JobSpec, kind: DeviceKind, count: int) -> tuple[JobSpec, int]:
+    """The job with more hosts like the fullest of a kind, after the last of that kind, and how
+    many devices that adds; without a layout."""
+    hosts = _hosts(job)
+    of_kind = [place for place, (host, _) in enumerate(hosts) if host.device == kind.name]
+    added = max((hosts[place] for place in of_kind), key=lambda host: host[1])
+    behind = of_kind[-1] + 1
+    return _on(job, [*hosts[:behind], *[added] * count, *hosts[behind:]]), count * added[1]
+
+
+def _hosts(job: JobSpec) -> list[Host]:
+    """The hosts of the job's devices, in order."""
+    alike = groupby(job.cluster.members(), key=lambda device: device.host)
+    hosts = [list(devices) for _, devices in alike]
+    return [(devices[0].host_kind, len(devices)) for devices in hosts]
+
+
+def _on(job: JobSpec, hosts: Sequence[Host], devices: int | None = None) -> JobSpec:
+    """The job on these hosts and no others."""
+    entries = tuple(
+        replace(host, devices=used, count=len(list(alike)))
+        for (host, used), alike in groupby(hosts)
+    )
+    names = {entry.device for entry in entries}
+    kinds = tuple(kind for kind in job.cluster.spec.device if kind.name in names)
+    spec = replace(job.cluster.spec, device=kinds, host=entries)
+    count = sum(used for _, used in hosts) if devices is None else devices
+    return replace(job, cluster=ClusterChoice(spec, count), layout=None)

@@ -78,7 +78,7 @@ def periods(plan: Plan) -> tuple[Period, ...]:
             free = fixed_work(np.zeros(len(short.table.states.units.rank)))
             work = {k: free if k.cost == Cost.AVERAGE else w for k, w in case.costs.work.items()}
             alone = simulate_proved(case.proved, replace(case.costs, work=work))
-            step_s = simulate_proved(case.proved, case.costs).step_time_s
+            step_s = case.simulation.step_time_s
             sent_s = _sent_s(short.table, case.costs) / steps
             found.append(Period(steps, wire, step_s, alone.step_time_s, sent_s))
     return tuple(found)

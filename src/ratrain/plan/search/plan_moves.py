@@ -28,8 +28,8 @@ from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.on_devices import plans_of
 from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.draft.pools import Pool
+from ratrain.plan.layout.placement import PlacedReplica
 from ratrain.plan.layout.plan import LAYER_MAJOR, SPLIT, Plan, Reordering, keeps_all
-from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.layout.tiers import jobs_in_tiers, tiers_of, waiting_in
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.price.trial import step_s_of

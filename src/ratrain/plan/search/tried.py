@@ -12,9 +12,8 @@ from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.on_devices import plans_of
 from ratrain.plan.draft.pools import Pool
 from ratrain.plan.file.checks import untrainable
-from ratrain.plan.file.form import PlanFile, Predicted
+from ratrain.plan.file.form import Expected, PlanFile, file_of_plan
 from ratrain.plan.file.reading import plan_of_file
-from ratrain.plan.file.writing import file_of_plan
 from ratrain.plan.layout.plan import Plan, has_members
 from ratrain.plan.price.places import PlanCosts
 from ratrain.plan.price.trial import STEPS, least_step_s, maker, only_over_budget, tried_out
@@ -37,7 +36,7 @@ class Tried:
 
     def file(self) -> PlanFile:
         """Its plan file."""
-        return file_of_plan(self.plan, Predicted(self.step_s, self.bound_bytes))
+        return file_of_plan(self.plan, Expected(self.step_s, self.bound_bytes))
 
     def subject(self) -> Plan:
         """The plan, where replicas differ to the bit as it is read from its file."""

@@ -26,21 +26,23 @@ from ratrain.plan.search.other_devices import (
 )
 from ratrain.plan.search.periods import Period, periods
 from ratrain.plan.search.plan_moves import plan_moves_of
-from ratrain.plan.words.averages import periods_json, periods_text
+from ratrain.plan.search.tried import step_of
 from ratrain.plan.words.explain_kinds import (
     added_json,
     added_text,
     gain_words,
-    kinds_json,
     kinds_text,
     on_chip_json,
     on_chip_text,
+    part_json,
     speedup_json,
     speedup_text,
 )
 from ratrain.plan.words.planned import (
     WIDTH,
     move_json,
+    periods_json,
+    periods_text,
     search_json,
     table,
     table_lines,
@@ -49,11 +51,10 @@ from ratrain.plan.words.planned import (
 )
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import GROUPS
-from ratrain.program.kind import Waiting
 from ratrain.program.text.family_groups import grouped, takes
-from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
+from ratrain.simulate.summary import times_json
 
 SHOWN = 6
 """Plans of each sort."""
@@ -94,19 +95,18 @@ def _unequal_text(subject: Plan, step_s: float, known: EveryPlan) -> Iterator[st
         for plan in (*known.unequal.trainable, *known.unequal.others)
         if abs(plan.step_s / step_s - 1) > 1e-9 or Case(plan.plan).short_name != itself
     ]
+    others.sort(key=step_of)
+    faster = sum(plan.step_s < step_s * (1 - ALIKE) for plan in others)
     if not others:
         yield "No other plan whose stages or replicas differ is faster than identical replicas."
-        yield ""
-        return
-    faster = sum(plan.step_s < step_s * (1 - ALIKE) for plan in others)
-    if faster:
+    elif faster:
         yield f"{counted(faster, 'plan')} whose stages or replicas differ would be faster:"
     else:
-        least = min(others, key=lambda plan: plan.step_s)
-        yield from wrapped(
-            f"The runner-up whose stages or replicas differ takes {_more(least.step_s, step_s)}:"
-        )
-    yield from table(sorted(others, key=lambda plan: plan.step_s), step_s, SHOWN)
+        more = others[0].step_s / step_s - 1
+        slower = "as much time" if abs(more) < ALIKE else f"{100 * more:.1f} % more time"
+        yield from wrapped(f"The runner-up whose stages or replicas differ takes {slower}:")
+    if others:
+        yield from table(others, step_s, SHOWN)
     yield ""
 
 
@@ -116,21 +116,14 @@ def moves_text(title: str, moves: Sequence[MoveTried]) -> Iterator[str]:
         return
     yield title
     columns = ("plans", True), ("best", True), ("step", True), ("move: what changes", False)
-    yield from table_lines(columns, [_move_row(move) for move in moves])
+    rows: list[tuple[str, ...]] = []
+    for move in moves:
+        figures = "-", "-"
+        if move.best_s is not None:
+            figures = f"{100 * (move.best_s / move.step_s - 1):+.2f} %", format_time(move.best_s)
+        rows.append((str(move.drafts), *figures, f"{move.name}: {move.words}"))
+    yield from table_lines(columns, rows)
     yield ""
-
-
-def _move_row(move: MoveTried) -> tuple[str, str, str, str]:
-    words = f"{move.name}: {move.words}"
-    if move.best_s is None:
-        return str(move.drafts), "-", "-", words
-    more = 100 * (move.best_s / move.step_s - 1)
-    return str(move.drafts), f"{more:+.2f} %", format_time(move.best_s), words
-
-
-def _more(other_s: float, step_s: float) -> str:
-    more = other_s / step_s - 1
-    return "as much time" if abs(more) < ALIKE else f"{100 * more:.1f} % more time"
 
 
 NEAR = 3
@@ -139,18 +132,14 @@ _BAR = 30
 _TIME_BAR = 24
 _SHOWN = 16
 _MARKS = {
-    "view": "w",
-    "shard_view": "w",
-    "gathered": "w",
+    "weights": "w",
     "optimizer": "o",
-    "gradient": "g",
-    "shard": "g",
-    "transit": "g",
+    "gradients": "g",
     "residual": "r",
-    "residual_next": "r",
     "input": "i",
     "saved": "s",
 }
+"""Of groups of states in a bar; m is all else."""
 _LEGEND = "w weights  o optimizer  g gradients  i layer inputs  s activations  m other"
 
 
@@ -190,9 +179,9 @@ def explanation_of(subject: Plan, known: EveryPlan, watch: Watch = unwatched) ->
     """The `Explanation` of a plan: proved and simulated in full, then taken apart by kind of
     device, and planned without and with more of each. `watch` shows what takes its time."""
     case = Case(subject)
-    simulation = simulate_proved(case.proved, case.costs)
+    simulation = case.simulation
     asked = with_order_open(case.job)
-    tokens_per_s = case.tokens / simulation.step_time_s
+    tokens_per_s = case.job.tokens / simulation.step_time_s
     return Explanation(
         subject,
         simulation,
@@ -207,22 +196,9 @@ def explanation_of(subject: Plan, known: EveryPlan, watch: Watch = unwatched) ->
     )
 
 
-def _made(moves: Iterable[MoveTried]) -> list[MoveTried]:
-    """Those that make any plan."""
-    return [move for move in moves if move.drafts]
-
-
 def _budget_of(simulation: Simulation, rank: int) -> int:
     """The memory budget of a rank of the program."""
     return simulation.program.setup.budget_of(rank) or 0
-
-
-def _fullest(simulation: Simulation) -> PeakBound:
-    """The rank that is nearest to its budget."""
-    return max(
-        simulation.verdict.bounds,
-        key=lambda b: b.total_bytes / max(_budget_of(simulation, b.rank), 1),
-    )
 
 
 def _busiest(simulation: Simulation) -> RankTimes:
@@ -238,8 +214,8 @@ def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[Kind
     """The constraint that a faster plan would have to break, in one sentence. `near`: plans that
     memory rejected; `kinds`: the plan by kind of device, where they differ."""
     step_s, busiest = simulation.step_time_s, _busiest(simulation)
-    if not simulation.feasible and simulation.verdict.bounds:
-        fullest = _fullest(simulation)
+    fullest = simulation.fullest()
+    if not simulation.feasible and fullest is not None:
         over = fullest.total_bytes - _budget_of(simulation, fullest.rank)
         return f"memory: rank {fullest.rank} is {format_bytes(over)} over its budget"
     of_kinds = [(part, best) for part in kinds if (best := part.binding(step_s)) is not None]
@@ -263,6 +239,7 @@ def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[Kind
 def explanation_text(explained: Explanation) -> list[str]:
     """In lines of at most 80 columns."""
     step_s = explained.simulation.step_time_s
+    made = [move for move in explained.moves if move.drafts]
     blocks: list[Iterable[str]] = [
         Case(explained.subject).headline(whole=True),
         _memory(explained),
@@ -274,7 +251,7 @@ def explanation_text(explained: Explanation) -> list[str]:
         kinds_text(explained.kinds, step_s),
         speedup_text(explained.speedup) if explained.speedup is not None else (),
         added_text(explained.added, explained.fastest_s),
-        list(moves_text("One change of this plan, simulated whole:", _made(explained.moves)))[:-1],
+        list(moves_text("One change of this plan, simulated whole:", made))[:-1],
         others_text(explained.subject, step_s, explained.known),
         _misfits(explained),
     ]
@@ -308,8 +285,8 @@ def _memory(explained: Explanation) -> Iterator[str]:
 
 def _bar(bound: PeakBound, budget: int) -> str:
     groups = dict.fromkeys("wogrism", 0)
-    for family, size in bound.by_family.items():
-        groups[_MARKS.get(family, "m")] += size
+    for group, size in grouped(bound.by_family).items():
+        groups[_MARKS.get(group, "m")] += size
     bar, done = "", 0
     for mark, size in groups.items():
         done += size
@@ -319,8 +296,8 @@ def _bar(bound: PeakBound, budget: int) -> str:
 
 def _bill(explained: Explanation) -> Iterator[str]:
     """The items of the fullest stage and of the emptiest."""
-    fullest = _fullest(explained.simulation)
     emptiest = min(explained.bounds, key=lambda bound: bound.total_bytes)
+    fullest = explained.simulation.fullest() or emptiest
     shown = [fullest] if fullest is emptiest else [fullest, emptiest]
     titles = ["(fullest)", "(emptiest)"]
     heads = [f"rank {b.rank} {title}" for b, title in zip(shown, titles, strict=False)]
@@ -332,9 +309,8 @@ def _bill(explained: Explanation) -> Iterator[str]:
 
 
 def _time(explained: Explanation) -> Iterator[str]:
-    simulation, job = explained.simulation, explained.subject.job
+    simulation, tokens = explained.simulation, explained.subject.job.tokens
     step_s, busiest = simulation.step_time_s, _busiest(simulation)
-    tokens = job.batch.sequences * job.model.sequence_length
     yield f"Time: a step takes {format_time(step_s)}, {tokens / step_s:,.1f} tokens/s"
     yield f"On rank {busiest.rank}, the busiest:"
     parts = {
@@ -355,19 +331,14 @@ def _misfits(explained: Explanation) -> Iterator[str]:
     faster = "Would be faster, but do not fit in memory:"
     yield faster if explained.known.alike.tried else "Do not fit in memory:"
     for near in explained.near:
-        yield from _near(near)
-
-
-def _near(near: Misfit) -> list[str]:
-    plan = near.plan
-    lines = wrapped(
-        f"- {Case(plan).name}, sharding level {plan.mode.sharding}: "
-        f"estimated {format_time(near.step_s)} per step; needs "
-        f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
-        f"{takes(near.item)} {format_bytes(near.item_bytes)}"
-    )
-    change = near.change or "other pipeline, data or tensor degrees"
-    return [*lines, *wrapped(f"  would fit with {change}", "    ")]
+        yield from wrapped(
+            f"- {Case(near.plan).name}, sharding level {near.plan.mode.sharding}: "
+            f"estimated {format_time(near.step_s)} per step; needs "
+            f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
+            f"{takes(near.item)} {format_bytes(near.item_bytes)}"
+        )
+        change = near.change or "other pipeline, data or tensor degrees"
+        yield from wrapped(f"  would fit with {change}", "    ")
 
 
 def explanation_json(explained: Explanation) -> dict[str, Any]:
@@ -383,24 +354,10 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             {"rank": b.rank, "bound_bytes": b.total_bytes, "items_bytes": b.by_family}
             for b in explained.bounds
         ],
-        "time": [
-            {
-                "rank": times.rank,
-                "compute_s": times.compute_s,
-                "recovery_s": times.recovery_s,
-                "driving_s": times.driving_s,
-                "bubble_s": times.bubble_s,
-                "exposed_s": {
-                    kind.value: s
-                    for kind, s in times.waiting_s.items()
-                    if kind is not Waiting.BUBBLE
-                },
-            }
-            for times in simulation.ranks
-        ],
+        "time": list(map(times_json, simulation.ranks)),
         "on_chip": on_chip_json(explained.on_chip),
         "periods": periods_json(explained.periods),
-        "kinds": kinds_json(explained.kinds, simulation.step_time_s),
+        "kinds": [part_json(part, simulation.step_time_s) for part in explained.kinds],
         "speedup": speedup_json(explained.speedup),
         "added": added_json(explained.added),
         "moves": list(map(move_json, explained.moves)),

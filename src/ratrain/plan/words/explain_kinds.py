@@ -11,14 +11,13 @@ from typing import Any
 from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.kinds import FASTER, NOTABLE, RING, KindPart, OnChip, Place, WhatIf
+from ratrain.plan.case.kinds import FASTER, NOTABLE, RING, KindPart, KindPlace, OnChip, WhatIf
 from ratrain.plan.search.other_devices import DEFINITION, Added, Alone, Speedup
 from ratrain.plan.search.tried import Tried
 from ratrain.plan.words.planned import WIDTH, table_lines, wrapped
 
 _PLAN = "plan; activations"
 _UNBROKEN = "\N{NO-BREAK SPACE}"
-_FASTER = {"compute": "devices", "links": "links"}
 
 
 # ---- by kind -----------------------------------------------------------------------------
@@ -55,7 +54,7 @@ def _labelled(label: str, text: str) -> list[str]:
     return [line.replace(_UNBROKEN, " ") for line in lines]
 
 
-def place_words(place: Place) -> str:
+def place_words(place: KindPlace) -> str:
     """ "stage 0 of 3 (rank 1): embedding, 5 layers; 15 micro-batches of 1"."""
     stages = f"stage{'s' * (len(place.stages) > 1)} {write_ranges(place.stages)}"
     ranks = f"rank{'s' * (len(place.ranks) > 1)} {write_ranges(place.ranks)}"
@@ -67,28 +66,22 @@ def place_words(place: Place) -> str:
     alike = f", {place.replicas} replicas alike" if place.replicas > 1 else ""
     share = f"{place.micro_batches:,} micro-batch{'es' * (place.micro_batches != 1)}"
     if set(place.served) != {place.micro_batches}:
-        share = f"{_served_words(place.served)} of {share}"
+        share = f"{_by_stage(place.served)} of {share}"
     joined = ""
     if set(place.at_once) != {place.micro_batch}:
-        joined = f", {_at_once_words(place.at_once)} at once"
+        several = "s" * (max(place.at_once) > 1)
+        joined = f", {_by_stage(place.at_once)} sequence{several} at once"
     return (
         f"{stages} of {place.of_stages} ({ranks}{alike}): {', '.join(parts)}{tensor}; "
         f"{share} of {place.micro_batch}{joined}"
     )
 
 
-def _at_once_words(sizes: Sequence[int]) -> str:
-    """ "2 sequences", or where the stages held differ "stage by stage 2, 4 sequences"."""
-    if len(set(sizes)) == 1:
-        return counted(sizes[0], "sequence")
-    return f"stage by stage {write_list(sizes, STAGES)} sequences"
-
-
-def _served_words(served: Sequence[int]) -> str:
+def _by_stage(counts: Sequence[int]) -> str:
     """ "8", or where the stages held differ "stage by stage 16, 8"."""
-    if len(set(served)) == 1:
-        return f"{served[0]:,}"
-    return f"stage by stage {write_list(served, STAGES)}"
+    if len(set(counts)) == 1:
+        return f"{counts[0]:,}"
+    return f"stage by stage {write_list(counts, STAGES)}"
 
 
 def busy_words(part: KindPart) -> str:
@@ -138,19 +131,15 @@ def binding_words(part: KindPart, step_s: float) -> Iterator[str]:
 
 def gain_words(what_if: WhatIf, step_s: float) -> str:
     """ "with links 2 times as fast, a step would take 18.4 s, 10.6 % less"."""
-    less = 1 - what_if.step_time_s / step_s
-    return (
-        f"{_better(what_if)}, a step would take {format_time(what_if.step_time_s)}, "
-        f"{_percent(less)} less"
-    )
-
-
-def _better(what_if: WhatIf) -> str:
-    if what_if.resource == "memory":
-        return f"with {format_bytes(what_if.missing_bytes)} more memory, to keep every activation"
-    if what_if.resource == "recovery":
-        return "with every activation kept, for which there is room"
-    return f"with {_FASTER[what_if.resource]} {FASTER:g} times as fast"
+    better = {
+        "compute": f"devices {FASTER:g} times as fast",
+        "links": f"links {FASTER:g} times as fast",
+        "memory": f"{format_bytes(what_if.missing_bytes)} more memory, to keep every activation",
+        "recovery": "every activation kept, for which there is room",
+    }
+    less = _percent(1 - what_if.step_time_s / step_s)
+    step = format_time(what_if.step_time_s)
+    return f"with {better[what_if.resource]}, a step would take {step}, {less} less"
 
 
 def _percent(share: float) -> str:
@@ -189,22 +178,17 @@ def speedup_words(speedup: Speedup) -> str:
     sums = f"{speedup.tokens_per_s:,.1f} tokens/s over {speedup.together_tokens_per_s:,.1f}"
     if speedup.hsr is not None:
         return f"Heterogeneous speedup ratio {speedup.hsr:.3f}: {sums}, the sum of each kind alone."
-    missing = _names(speedup.missing)
-    there = _names(
-        [kind_alone for kind_alone in speedup.alone if kind_alone.tokens_per_s is not None]
-    )
+    missing = [kind_alone.kind.name for kind_alone in speedup.missing]
+    has = "has" if len(missing) == 1 else "have"
     return (
-        f"No heterogeneous speedup ratio: {missing} alone {_has(speedup.missing)} no plan. Ratio "
-        f"over {there} alone: {speedup.ratio:.3f}, {sums}."
+        f"No heterogeneous speedup ratio: {' and '.join(missing)} alone {has} no plan. Ratio "
+        f"over {' and '.join(_over(speedup))} alone: {speedup.ratio:.3f}, {sums}."
     )
 
 
-def _names(alone: Sequence[Alone]) -> str:
-    return " and ".join(kind_alone.kind.name for kind_alone in alone)
-
-
-def _has(alone: Sequence[Alone]) -> str:
-    return "has" if len(alone) == 1 else "have"
+def _over(speedup: Speedup) -> list[str]:
+    """The kinds that have a plan alone."""
+    return [each.kind.name for each in speedup.alone if each.tokens_per_s is not None]
 
 
 def _plan_words(found: Tried | None) -> str:
@@ -220,13 +204,8 @@ def added_text(added: Sequence[Added], step_s: float) -> Iterator[str]:
         f"With one more host of a kind (or the fewest hosts that a layout can use), planned again; "
         f"as it is, the fastest known plan takes {format_time(step_s)}:"
     )
-    columns = (
-        ("added", False),
-        ("devices", True),
-        ("step", True),
-        ("change", True),
-        (_PLAN, False),
-    )
+    numbers = [(heading, True) for heading in ("devices", "step", "change")]
+    columns = ("added", False), *numbers, (_PLAN, False)
     yield from table_lines(columns, [_added_row(each, step_s) for each in added], indent="  ")
     for each in added:
         if each.best is None:
@@ -248,11 +227,9 @@ def _added_row(added: Added, step_s: float) -> tuple[str, ...]:
 _KEYS = {"layers": "layers_per_stage", "at_once": "sequences_at_once"}
 
 
-def kinds_json(parts: Sequence[KindPart], step_s: float) -> list[dict[str, Any]]:
-    return [_part_json(part, step_s) for part in parts]
-
-
-def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
+def part_json(part: KindPart, step_s: float) -> dict[str, Any]:
+    """A kind of device in a plan."""
+    shares = ("work", "compute", "recovery", "links", "others")
     return {
         "kind": part.kind.name,
         "devices": list(part.devices),
@@ -261,11 +238,7 @@ def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
             {_KEYS.get(key, key): of for key, of in asdict(place).items() if key != "replica"}
             for place in part.places
         ],
-        "work_share": part.work_share,
-        "compute_share": part.compute_share,
-        "recovery_share": part.recovery_share,
-        "links_share": part.links_share,
-        "others_share": part.others_share,
+        **{f"{name}_share": getattr(part, f"{name}_share") for name in shares},
         "fullest_rank": None if part.fullest is None else part.fullest.rank,
         "bound_bytes": None if part.fullest is None else part.fullest.total_bytes,
         "budget_bytes": part.budget_bytes,
@@ -281,23 +254,19 @@ def speedup_json(speedup: Speedup | None) -> dict[str, Any] | None:
     return {
         "hsr": speedup.hsr,
         "ratio": speedup.ratio,
-        "over": [
-            kind_alone.kind.name
-            for kind_alone in speedup.alone
-            if kind_alone.tokens_per_s is not None
-        ],
+        "over": _over(speedup),
         "definition": DEFINITION,
         "tokens_per_s": speedup.tokens_per_s,
         "alone": [
             {
-                "kind": kind_alone.kind.name,
-                "devices": kind_alone.devices,
-                "used_devices": kind_alone.used,
-                "tokens_per_s": kind_alone.tokens_per_s,
-                "problem": kind_alone.problem,
-                "plan": _plan_json(kind_alone.best),
+                "kind": each.kind.name,
+                "devices": each.devices,
+                "used_devices": each.used,
+                "tokens_per_s": each.tokens_per_s,
+                "problem": each.problem,
+                "plan": _plan_json(each.best),
             }
-            for kind_alone in speedup.alone
+            for each in speedup.alone
         ],
     }
 

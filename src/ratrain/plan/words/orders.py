@@ -3,8 +3,9 @@ and how to train it."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +18,8 @@ from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.orders.clock import Order, Orders
-from ratrain.plan.orders.moves import forwards_ahead
-from ratrain.plan.orders.schedules import ComparedSchedule, Comparison, fastest_s
-from ratrain.plan.orders.search import Effort, SearchedOrder, SearchResult
+from ratrain.plan.orders.schedules import ComparedSchedule, Comparison
+from ratrain.plan.orders.search import SearchedOrder, SearchResult, forwards_ahead
 from ratrain.plan.words.planned import WIDTH, table_lines
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.replicas import Recovery
@@ -38,7 +38,7 @@ from ratrain.simulate.step_bound_words import bound_reason
 def compared_json(comparison: Comparison) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
     job = comparison.job
-    rows = [_row_json(row, comparison.tokens) for row in comparison.rows]
+    rows = [_row_json(row, job.tokens) for row in comparison.rows]
     if comparison.plan is not None:
         return {"plan": Case(comparison.plan).facts(), "schedules": rows}
     layout = comparison.layout
@@ -76,7 +76,7 @@ def compared_text(comparison: Comparison) -> Iterator[str]:
     if plan is not None:
         yield from Case(plan).headline()
         yield ""
-        yield from _table(comparison.rows, plan.strategy.skeleton, ("order", "the plan's order"))
+        yield from _table(comparison, plan.strategy.skeleton, ("order", "the plan's order"))
         return
     layout = comparison.layout
     yield from wrap(
@@ -87,13 +87,13 @@ def compared_text(comparison: Comparison) -> Iterator[str]:
         subsequent_indent="  ",
     )
     yield ""
-    yield from _table(comparison.rows, job.schedule.name, ("schedule", "the job's schedule"))
+    yield from _table(comparison, job.schedule.name, ("schedule", "the job's schedule"))
 
 
-def _table(rows: Sequence[ComparedSchedule], marked: str, what: tuple[str, str]) -> Iterator[str]:
+def _table(comparison: Comparison, marked: str, what: tuple[str, str]) -> Iterator[str]:
     """Rows in sequence as a table in lines of at most 80 columns, and why some have no figures.
     `what`: what a row is, and what the one of the marked name is."""
-
+    rows, least_s = comparison.rows, comparison.fastest_s
     named = any(row.order != row.name for row in rows)
     columns = (
         (what[0], False),
@@ -103,7 +103,6 @@ def _table(rows: Sequence[ComparedSchedule], marked: str, what: tuple[str, str])
         ("memory", True),
         ("fits", False),
     )
-    least_s = fastest_s(rows)
     cells = [_cells(row, row.name == marked, named, least_s) for row in rows]
     yield from table_lines(columns, cells, breaks=0)
     yield ""
@@ -136,19 +135,23 @@ def _cells(row: ComparedSchedule, marked: bool, named: bool, least_s: float | No
     ]
 
 
-Rows = Sequence[ComparedSchedule]
-
-
 def order_found_text(
     result: SearchResult, comparison: Comparison, asked: JobSpec, file: Path | None
 ) -> Iterator[str]:
     """What a search led to, in lines of at most 80 columns. `asked`: the job as its file has it,
     perhaps without a layout; `file`: where the order was saved."""
     order = result.order
+    tried = f"{result.effort.evaluations:,} orders timed in {format_time(result.effort.seconds)}"
+    if order is None and not result.effort.evaluations:
+        yield from wrapped(
+            f"Nothing was searched: the time ran out before the search began "
+            f"({format_time(result.effort.seconds)}). Allow more time with --seconds."
+        )
+    elif order is None:
+        yield from wrapped(f"Search: {tried}, none faster than the fastest named order.")
     if order is None:
-        yield from _unsuccessful(result.effort)
         return
-    yield from _order_text(order, result.effort, comparison.rows)
+    yield from _order_text(order, tried, comparison)
     if file is None:
         yield "Add --save FILE.csv to keep the order in a file that trains."
         return
@@ -157,7 +160,7 @@ def order_found_text(
         if comparison.planned:
             where = f"the plan file (`ratrain plan {where} -o PLAN.json`)"
         yield from wrapped(
-            f'Write "skeleton": "{_from_plan(file, comparison)}" into {where}: the plan is then '
+            f'Write "skeleton": "{_as_in_plan(file, comparison)}" into {where}: the plan is then '
             "simulated and trained in this order."
         )
         return
@@ -168,46 +171,34 @@ def order_found_text(
     yield said[-1]
 
 
-def _unsuccessful(effort: Effort) -> Iterator[str]:
-    """What was searched, where that led to no order."""
-    if not effort.evaluations:
-        yield from wrapped(
-            f"Nothing was searched: the time ran out before the search began "
-            f"({format_time(effort.seconds)}). Allow more time with --seconds."
-        )
-        return
-    yield from wrapped(f"Search: {_tried(effort)}, none faster than the fastest named order.")
-
-
-def _tried(effort: Effort) -> str:
-    return f"{effort.evaluations:,} orders timed in {format_time(effort.seconds)}"
-
-
-def _order_text(order: SearchedOrder, effort: Effort, rows: Rows) -> Iterator[str]:
+def _order_text(order: SearchedOrder, tried: str, comparison: Comparison) -> Iterator[str]:
     """What an order gains over those with a name, why, and what it is proved to need."""
     yield from wrapped(
         f"Search: an order with {format_time(order.step_s)} per step, "
         f"{100 * order.gain_over(order.named_simulation.step_time_s):.1f} % less than "
-        f"{order.named.name}, the fastest named order that fits ({_tried(effort)})."
+        f"{order.named.name}, the fastest named order that fits ({tried})."
     )
     yield ""
     columns = ("named order that fits", False), ("step", True), ("gain over it", True)
-    gains = [(name, format_time(s), f"{100 * gain:.1f} %") for name, s, gain in _gains(order, rows)]
-    yield from table_lines(columns, gains)
+    gains = _gains(order, comparison)
+    cells = [(name, format_time(step_s), f"{100 * gain:.1f} %") for name, step_s, gain in gains]
+    yield from table_lines(columns, cells)
     yield ""
     yield "Why:"
     for reason in reasons(order):
         yield from wrapped(f"- {reason}")
-    yield from wrapped(
-        f"Proved to fit on every rank; proven peaks: {'; '.join(_memory_words(order))}."
-    )
+    peaks = [
+        f"rank {rank} {format_bytes(bound)}"
+        + ("" if budget is None else f" of {format_bytes(budget)}")
+        for rank, bound, budget in _memory(order)
+    ]
+    yield from wrapped(f"Proved to fit on every rank; proven peaks: {'; '.join(peaks)}.")
 
 
-def _gains(order: SearchedOrder, rows: Rows) -> Iterator[tuple[str, float, float]]:
-    for row in rows:
-        if row.predicted is not None and row.predicted.fits:
-            step_s = row.predicted.step_s
-            yield row.name, step_s, order.gain_over(step_s)
+def _gains(order: SearchedOrder, comparison: Comparison) -> Iterator[tuple[str, float, float]]:
+    for row in comparison.fitting:
+        if row.predicted is not None:
+            yield row.name, row.predicted.step_s, order.gain_over(row.predicted.step_s)
 
 
 def order_found_json(
@@ -222,26 +213,26 @@ def order_found_json(
     }
     if order is None:
         return body
-    said = _order_json(order, comparison.rows, comparison.tokens)
+    said = _order_json(order, comparison)
     said["file"] = None if file is None else str(file)
     saved = file or Path("order.csv")
     if comparison.plan is not None:
-        return {**body, "order": {**said, "skeleton": _from_plan(saved, comparison)}}
+        return {**body, "order": {**said, "skeleton": _as_in_plan(saved, comparison)}}
     assert order.job.layout is not None
     whose = {"schedule": order.job.schedule.name, "stages_per_rank": order.job.layout.virtual}
     return {**body, "order": {**whose, **said, "settings": settings(order, asked, saved)}}
 
 
-def _order_json(order: SearchedOrder, rows: Rows, tokens: int) -> dict[str, Any]:
+def _order_json(order: SearchedOrder, comparison: Comparison) -> dict[str, Any]:
     """An order: its figures, what it gains over those with a name, and why."""
     simulation = order.simulation
     return {
         "step_time_s": order.step_s,
-        "tokens_per_s": tokens / order.step_s,
+        "tokens_per_s": comparison.job.tokens / order.step_s,
         "bound_bytes": simulation.bound_bytes,
         "bubble_fraction": simulation.bubble_fraction,
         "gains": [
-            {"schedule": name, "gain_fraction": gain} for name, _, gain in _gains(order, rows)
+            {"schedule": name, "gain_fraction": gain} for name, _, gain in _gains(order, comparison)
         ],
         "reasons": reasons(order),
         "memory": [
@@ -347,10 +338,10 @@ def _turned_words(order: SearchedOrder) -> Iterator[str]:
 
 def _weights_words(order: SearchedOrder) -> str:
     """What became of weight gradients, where backward is split."""
-    if not _is_split(order.orders):
-        return ""
     put_off, all_of_them = _put_off(order.orders), _weights(order.orders)
-    if not _is_split(order.named_orders):
+    if not all_of_them:
+        return ""
+    if not _weights(order.named_orders):
         return (
             "backward is split: the gradient for the previous stage is sent before the weight "
             f"gradient is computed; {put_off} of {all_of_them} weight gradients are delayed to "
@@ -360,10 +351,6 @@ def _weights_words(order: SearchedOrder) -> str:
         f"{put_off} of {all_of_them} weight gradients are delayed to fill waits, instead of "
         f"{_put_off(order.named_orders)} in {order.named.name}"
     )
-
-
-def _is_split(orders: Orders) -> bool:
-    return any(kind is Kind.W for order in orders for kind, _, _ in order)
 
 
 def _weights(orders: Orders) -> int:
@@ -386,12 +373,6 @@ def _memory(order: SearchedOrder) -> Iterator[tuple[int, int, int | None]]:
         yield bound.rank, bound.total_bytes, setup.budget_of(bound.rank)
 
 
-def _memory_words(order: SearchedOrder) -> Iterator[str]:
-    for rank, bound, budget in _memory(order):
-        of_budget = "" if budget is None else f" of {format_bytes(budget)}"
-        yield f"rank {rank} {format_bytes(bound)}{of_budget}"
-
-
 # ---- how to train it --------------------------------------------------------------------
 
 
@@ -399,7 +380,8 @@ def settings(order: SearchedOrder, asked: JobSpec, file: Path) -> list[str]:
     """What `--set` must say so that a job takes the order from a file. `asked`: as its file has
     it, where its layout may be missing."""
     chosen = order.job.schedule
-    said = [f"schedule.skeleton={_from_job(file, asked.path)}"]
+    folder = asked.path.parent if asked.path is not None else Path()
+    said = [f"schedule.skeleton={os.path.relpath(file, folder)}"]
     if chosen.name != asked.schedule.name:
         said.append(f"schedule.name={chosen.name}")
         if asked.schedule.without:
@@ -412,7 +394,7 @@ def settings(order: SearchedOrder, asked: JobSpec, file: Path) -> list[str]:
         if asked.schedule.sharding is not None:
             said.append(f"schedule.sharding={strategy.sharding}")
         if asked.schedule.passes is not None:
-            said.append(f"schedule.passes={_listed(_passes(strategy))}")
+            said.append(f"schedule.passes={json.dumps(_passes(strategy))}")
     layout = order.job.layout
     assert layout is not None
     if asked.batch != order.job.batch:
@@ -439,17 +421,7 @@ def _passes(strategy: Strategy) -> list[str]:
     return [*names, *strategy.further]
 
 
-def _listed(names: list[str]) -> str:
-    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
-
-
-def _from_plan(file: Path, comparison: Comparison) -> str:
+def _as_in_plan(file: Path, comparison: Comparison) -> str:
     """A file's path as a plan names it: from the plan's own folder, which is the current one where
     the plan is in no file yet."""
     return os.path.relpath(file, Path() if comparison.planned else comparison.file.parent)
-
-
-def _from_job(file: Path, job: Path | None) -> str:
-    """A file's path as a job names it: from the job's own folder."""
-    folder = job.parent if job is not None else Path()
-    return os.path.relpath(file, folder)

@@ -5,28 +5,26 @@ are among what it found, these too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 from math import inf, isinf
 from typing import Any
 
+from ratrain.describe.job import JobSpec, ScheduleSpec
 from ratrain.describe.lines import WIDTH, wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import Case
-from ratrain.plan.case.measured_words import left_out_words
-from ratrain.plan.case.words import ACTIVATIONS
-from ratrain.plan.layout.orders import order_name
+from ratrain.plan.case.words import ACTIVATIONS, left_out_words, order_name
 from ratrain.plan.layout.plan import has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
 from ratrain.plan.search.layouts import Search
 from ratrain.plan.search.limits import DEVICES
 from ratrain.plan.search.moves import MoveTried
+from ratrain.plan.search.periods import HIDDEN, Period, chosen_words
 from ratrain.plan.search.tried import Tried
 from ratrain.plan.search.unequal import UnequalSearch, has_too_many
-from ratrain.plan.words.averages import periods_json, periods_text
 from ratrain.program.bounds import PeakBound
-from ratrain.program.families import DEVICE
 from ratrain.program.setup import Setup
 from ratrain.program.skeletons import SKELETONS
 
@@ -40,30 +38,25 @@ def _why_idle(search: Search) -> list[str]:
         return wrapped(f"no layout of identical replicas uses all {devices:,} devices")
     if search.all_devices_s is None:
         return wrapped(f"no layout of identical replicas on all {devices:,} devices fits")
-    more = 100 * (search.all_devices_s / search.best.step_s - 1)
-    return wrapped(
-        f"the fastest plan found that uses every device takes {format_time(search.all_devices_s)}, "
-        f"{more:.1f} % more"
-    )
+    slower = _more(search.all_devices_s, search.best)
+    return wrapped(f"the fastest plan found that uses every device takes {slower}")
 
 
-def _peaks(tried: Tried) -> str:
-    """The proven peak of the fullest rank, of each budget where devices differ."""
-    assert tried.proved is not None, "only proved plans are printed"
-    return peaks_in_words(tried.proved.verdict.bounds, tried.proved.short.setup)
+def _more(other_s: float, best: Tried) -> str:
+    """Another step beside the best one: "1.21 s, 4.5 % more"."""
+    return f"{format_time(other_s)}, {100 * (other_s / best.step_s - 1):.1f} % more"
 
 
 def search_text(search: Search, top: int, fastest_s: float | None = None) -> list[str]:
     """The best plan, and the runner-ups beside it. `fastest_s`: the step of a faster plan of
     another search."""
-    best, job = search.best, search.job
-    tokens = job.batch.sequences * job.model.sequence_length
+    best = search.best
+    assert best.proved is not None, "only proved plans are printed"
+    peaks = peaks_in_words(best.proved.verdict.bounds, best.proved.short.setup)
     return [
         *Case(best.plan).headline(whole=True),
         *_why_idle(search),
-        *wrapped(
-            f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; {_peaks(best)}"
-        ),
+        *wrapped(_step(best, peaks)),
         "",
         *table(search.tried, best.step_s if fastest_s is None else fastest_s, top),
         "",
@@ -71,7 +64,7 @@ def search_text(search: Search, top: int, fastest_s: float | None = None) -> lis
         f"({format_time(search.check_s)})",
         f"{search.simulated} simulated; quick estimates were off by "
         f"{100 * search.mean_gap:.1f} % on average; {format_time(search.total_s)} in all",
-        *(part for line in left_out_words(job) for part in wrapped(line)),
+        *(part for line in left_out_words(search.job) for part in wrapped(line)),
     ]
 
 
@@ -153,14 +146,9 @@ def simulated_json(simulated: Tried) -> dict[str, Any]:
 
 def search_json(search: Search, top: int) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
-    job = search.job
-    tokens = job.batch.sequences * job.model.sequence_length
     return {
-        "model": job.model.spec.name,
-        "cluster": job.cluster.spec.name,
-        "devices": job.cluster.devices,
-        "budget_bytes": list(job.budgets),
-        "tokens_per_s": tokens / search.best.step_s,
+        **_planned_json(search.job),
+        "tokens_per_s": search.job.tokens / search.best.step_s,
         "all_devices_step_time_s": search.all_devices_s,
         "plans": [simulated_json(tried) for tried in search.tried[:top]],
         "checked": search.checks,
@@ -172,12 +160,20 @@ def search_json(search: Search, top: int) -> dict[str, Any]:
     }
 
 
+def _planned_json(job: JobSpec) -> dict[str, Any]:
+    """What was planned."""
+    return {
+        "model": job.model.spec.name,
+        "cluster": job.cluster.spec.name,
+        "devices": job.cluster.devices,
+        "budget_bytes": list(job.budgets),
+    }
+
+
 def peaks_in_words(bounds: Iterable[PeakBound], setup: Setup) -> str:
     """ "proven peak 45.4 MB per rank (budget 64 MB)", or a peak for each budget that ranks have."""
     peaks = dict[int | None, int]()
     for bound in bounds:
-        if bound.tier != DEVICE:
-            continue
         budget = setup.budget_of(bound.rank)
         peaks[budget] = max(peaks.get(budget, 0), bound.total_bytes)
     if len(peaks) == 1:
@@ -212,7 +208,7 @@ def _best(plans: EveryPlan) -> list[str]:
     if best is None:
         return []
     lines = Case(best.plan).headline()
-    lines += [_step(plans, best), *(part for line in _refused(best) for part in wrapped(line))]
+    lines += [_step(best), *(part for line in _refused(best) for part in wrapped(line))]
     lines += [*_unshared(plans, best), *_reordered(plans, best)]
     if alike is None:
         return [*lines, NO_ALIKE]
@@ -222,14 +218,10 @@ def _best(plans: EveryPlan) -> list[str]:
 def _unshared(plans: EveryPlan, best: Tried) -> list[str]:
     """What the best plan gains by stages of several members, where it has them."""
     assert plans.unequal is not None, "the best plan is from this search"
-    if not has_members(best.plan):
+    others = [plan for plan in plans.unequal.trainable if not has_members(plan.plan)]
+    if not others or not has_members(best.plan):
         return []
-    others = (plan for plan in plans.unequal.trainable if not has_members(plan.plan))
-    other = next(others, None)
-    if other is None:
-        return []
-    more = 100 * (other.step_s / best.step_s - 1)
-    slower = f"{format_time(other.step_s)}, {more:.1f} % more"
+    slower = _more(others[0].step_s, best)
     return wrapped(f"the fastest plan whose stages have one member each takes {slower}")
 
 
@@ -243,27 +235,23 @@ def _reordered(plans: EveryPlan, best: Tried) -> list[str]:
         other, other_s = "whose backward is not split", plans.unequal.whole_s
     if isinf(other_s):
         return []
-    more = 100 * (other_s / best.step_s - 1)
-    return wrapped(f"the fastest plan {other} takes {format_time(other_s)}, {more:.1f} % more")
+    return wrapped(f"the fastest plan {other} takes {_more(other_s, best)}")
 
 
 def _usual_s(plans: EveryPlan) -> float:
     """The step of the fastest plan in the job's own order; infinite where none is known."""
     alike = plans.alike.tried if plans.alike is not None else ()
     unequal = plans.unequal.trainable if plans.unequal is not None else ()
-    steps = [(tried.plan.job.schedule.skeleton, tried.step_s) for tried in alike]
-    steps += [(timed.plan.job.schedule.skeleton, timed.step_s) for timed in unequal]
     asked = plans.job.schedule.skeleton
-    return min((step_s for skeleton, step_s in steps if skeleton == asked), default=inf)
+    usual = [tried for tried in (*alike, *unequal) if tried.plan.job.schedule.skeleton == asked]
+    return min((tried.step_s for tried in usual), default=inf)
 
 
-def _step(plans: EveryPlan, plan: Tried) -> str:
-    job = plans.job
-    tokens = job.batch.sequences * job.model.sequence_length
-    return (
-        f"step {format_time(plan.step_s)}, {tokens / plan.step_s:,.1f} tokens/s; proven peak "
-        f"{format_bytes(plan.bound_bytes)} on the fullest rank"
-    )
+def _step(tried: Tried, peaks: str = "") -> str:
+    """`peaks`: left out, the fullest rank's."""
+    peaks = peaks or f"proven peak {format_bytes(tried.bound_bytes)} on the fullest rank"
+    rate = f"{tried.plan.job.tokens / tried.step_s:,.1f} tokens/s"
+    return f"step {format_time(tried.step_s)}, {rate}; {peaks}"
 
 
 def _refused(plan: Tried) -> list[str]:
@@ -278,7 +266,7 @@ def _beyond(plans: EveryPlan) -> list[str]:
     if faster is not None:
         lines += ["", "Faster, but not trainable yet (--fastest FILE writes it):"]
         lines += [f"  {line}" for line in Case(faster.plan).headline()[1:]]
-        lines += [f"  {_step(plans, faster)}"]
+        lines += [f"  {_step(faster)}"]
         lines += [f"  {part}" for line in _refused(faster) for part in wrapped(line)]
     elif plans.best is None:
         lines += wrapped("no plan with unequal replicas or stages was faster")
@@ -292,35 +280,21 @@ def _beyond(plans: EveryPlan) -> list[str]:
 
 
 def every_json(plans: EveryPlan, top: int) -> dict[str, Any]:
-    """Every figure, with its unit in its key; the plan that is chosen first."""
-    job = plans.job
-    if plans.alike is not None:
-        body = search_json(plans.alike, top)
-    else:
-        body = {
-            "model": job.model.spec.name,
-            "cluster": job.cluster.spec.name,
-            "devices": job.cluster.devices,
-            "budget_bytes": list(job.budgets),
-            "plans": [],
-        }
-    chosen = chosen_json(plans)
+    """Every figure, with its unit in its key; the plan that is chosen first: the one that `ratrain
+    plan` writes."""
+    job, chosen = plans.job, plans.chosen
+    rate = {"tokens_per_s": job.tokens / chosen.step_s}
+    found = None if plans.alike is None else search_json(plans.alike, top)
     return {
-        "chosen": chosen,
-        **body,
-        "tokens_per_s": chosen["tokens_per_s"],
+        "chosen": {
+            "identical_replicas": chosen.plan.is_layout,
+            **rate,
+            **simulated_json(chosen),
+        },
+        **(found or {**_planned_json(job), "plans": []}),
+        **rate,
         "unequal": unequal_json(plans.unequal, top),
         "periods": periods_json(plans.periods),
-    }
-
-
-def chosen_json(plans: EveryPlan) -> dict[str, Any]:
-    """The plan that `ratrain plan` writes, whether its replicas are identical or differ."""
-    chosen, job = plans.chosen, plans.job
-    return {
-        "identical_replicas": chosen.plan.is_layout,
-        "tokens_per_s": job.batch.sequences * job.model.sequence_length / chosen.step_s,
-        **simulated_json(chosen),
     }
 
 
@@ -349,3 +323,48 @@ def move_json(move: MoveTried) -> dict[str, Any]:
         "best_step_time_s": move.best_s,
         "step_time_s": move.step_s,
     }
+
+
+def periods_text(found: Sequence[Period], schedule: ScheduleSpec) -> Iterator[str]:
+    """In lines of at most 80 columns: those in the plan's own wire, and of its own length in
+    others; first what was chosen, where the job leaves that open."""
+    if not found:
+        return
+    own, wire = schedule.average_every, schedule.average_wire
+    most = HIDDEN if schedule.average_exposed is None else schedule.average_exposed
+    chosen = chosen_words(found, schedule)
+    yield from wrapped(f"{chosen[:1].upper()}{chosen[1:]}.") if chosen else ()
+    yield from wrapped(
+        "Averages, as simulated, of what fits: the longer a period, the longer replicas drift "
+        "apart, and the less a step waits. Limit: a step's compute, or what its averages take on "
+        "their line."
+    )
+    heads = "  ".join(f"{head:>9}" for head in ("step", "exposed", "compute", "line"))
+    yield f"  {'steps':>5}  wire  {heads}  limit/step"
+    for each in found:
+        if each.wire == wire or each.steps == own:
+            mark = " *" if (each.steps, each.wire) == (own, wire) else ""
+            times = (each.step_s, each.exposed_s, each.alone_s, each.sent_s)
+            cells = "  ".join(f"{format_time(time_s):>9}" for time_s in times)
+            yield f"  {each.steps:>5}  {each.wire}  {cells}  {each.limit_s / each.step_s:.2f}{mark}"
+    least: dict[str, int] = {}  # by wire the steps of the shortest of which no more is exposed
+    for each in found:
+        if each.hides(most):
+            least.setdefault(each.wire, each.steps)
+    others = [f"{steps} in {other}" for other, steps in least.items() if other != wire]
+    also = f"; {', '.join(others)}" if others else ""
+    if wire in least:
+        yield from wrapped(
+            f"The shortest of these of which at most {100 * most:g} % is exposed: "
+            f"average_every = {least[wire]}{also}. The plan's own is marked *."
+        )
+    whole = next((each for each in found if each.wire == "fp32"), None)
+    if schedule.averages_by_turns and whole is not None:
+        yield from wrapped(
+            "A run ends with a last average of all weights, in fp32, so that one model is saved: "
+            f"{format_time(whole.sent_s * whole.steps)} on that line."
+        )
+
+
+def periods_json(found: Sequence[Period]) -> list[dict[str, Any]]:
+    return [vars(period) | {"limit_s": period.limit_s} for period in found]

@@ -23,11 +23,7 @@ from ratrain.report.contents import (
     Times,
     Verdict,
 )
-from ratrain.report.facts.candidates import (
-    advice_of,
-    candidates_of,
-    named_apart,
-)
+from ratrain.report.facts.candidates import advice_of, candidates_of, named_apart
 from ratrain.report.facts.memory import CURVES, curves, op_times, peaks
 from ratrain.report.facts.ops import Ops, OpTimes
 from ratrain.report.facts.stages import ProvedMemory, picture
@@ -36,7 +32,6 @@ from ratrain.report.facts.words import case_facts, left_out_of
 from ratrain.runtime.attempts import versions
 from ratrain.runtime.run.reports.kind_names import KIND_NAMES
 from ratrain.runtime.run.reports.report import simulated_kinds
-from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation, timeline_of
 from ratrain.timeline.compare import one_step
@@ -52,7 +47,7 @@ def contents_of_job(
 ) -> Contents:
     """The `Contents` of a job file (.toml) or a plan file (.json)."""
     case, search = _case_and_search(path, progress, overrides)
-    simulation = simulate_proved(case.proved, case.costs)
+    simulation = case.simulation
     program = simulation.program
     standing = case.standing()
     chosen = case.plan
@@ -175,8 +170,8 @@ def _tiles(simulation: Simulation, case: Case, idle: int) -> tuple[Tile, ...]:
     devices = case.job.cluster.devices
     idle_tiles = (Tile("Devices", f"{devices - idle} of {devices}", f"{idle} idle"),)
     return (
-        Tile("Step, predicted", format_time(step_s), f"{case.tokens:,} tokens"),
-        Tile("Throughput", f"{case.tokens / step_s:,.0f} tokens/s", "predicted"),
+        Tile("Step, predicted", format_time(step_s), f"{case.job.tokens:,} tokens"),
+        Tile("Throughput", f"{case.job.tokens / step_s:,.0f} tokens/s", "predicted"),
         _memory_tile(simulation),
         *(idle_tiles if idle else ()),
         Tile(

@@ -104,12 +104,3 @@ def op_times(ops: Ops, run: Run) -> OpTimes:
         return np.vstack([periods[:-1], *parts])
 
     return OpTimes(rows(run.start_s), rows(run.end_s))
-
-
-def by_group(families: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by group of a bound's families."""
-    groups: dict[str, int] = {}
-    for name, size_bytes in families.items():
-        key = group_of(name)
-        groups[key] = groups.get(key, 0) + size_bytes
-    return groups

@@ -17,7 +17,7 @@ from ratrain.timeline.timeline import Timeline
 
 
 def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A case's facts, as `plan/case/of_layout.py` and a run's case.json have them, in words."""
+    """A case's facts, as `plan/case/words.py` and a run's case.json have them, in words."""
     unlike = facts.get("replicas", ())
     schedule = str(facts["schedule"])
     if facts["without"]:

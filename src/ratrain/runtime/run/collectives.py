@@ -26,7 +26,7 @@ class Chosen:
 def chosen_collectives(case: Case, seats: Seats, hosts: tuple[int, ...]) -> Chosen:
     """The collectives of a run whose world ranks are on these hosts. An algorithm that is no
     reduce-scatter is refused."""
-    setup, name = case.proved.program.setup, case.settled_job.collective
+    setup, name = case.proved.program.setup, case.settled.job.collective
     if max(setup.holders.values()) == 1 or name == DIRECT or (setup.averages and setup.sites):
         return Chosen(name)
     reduces_by, gathers_by = _fastest(case) if name == AUTO else ({}, {})

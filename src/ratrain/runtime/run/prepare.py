@@ -124,8 +124,8 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     layout_source = request.plan_path or f"{request.job_path} [layout]"
     for degree in sorted({member.tensor for member in setup.members}):
         check_divides(case.job.model.spec, degree, f"{layout_source} tensor")
-    sizes = case.sizes
-    seats = seats_of(setup, case.numbers)
+    sizes = tuple(replica.micro_batch for replica in case.plan.replicas)
+    seats = seats_of(setup, tuple(replica.members for replica in case.plan.replicas))
     _require_fit(verdict, setup, str(layout_source))
     require_whole_periods(case.job, setup.alike_every)
     if job.data is not None and job.data.validation:

@@ -1,41 +1,24 @@
-"""Compute orders: those out of a file, as skeletons like others, and those that are tried where a
-job names none.
+"""Compute orders out of files, as skeletons like others.
 
 `[schedule] skeleton = "mine.csv"` names a schedule in PyTorch pipelining's CSV. It says its ranks,
 stages per rank and micro-batches, so it exists for these alone. Messages, state work and everything
 else come from the setup and the passes, as for any skeleton. A file may say more than PyTorch's
-form (`program/text/order_csv.py`): the turns of units, and those of reductions and gathers.
-
-Where a rank holds the whole model, a step in 1F1B begins with gathers that one micro-batch's
-forward can hide, and ends with reductions that one micro-batch's backward can hide. Layer-major
-orders hide them behind several micro-batches, for the memory of as many. In a pipeline they gain
-nothing: the last micro-batch's gradient comes when it comes. There orders that split backward are
-tried."""
+form (`program/text/order_csv.py`): the turns of units, and those of reductions and gathers."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.program.kind import Kind
 from ratrain.program.pipelining.csv import Step, csv_setup
 from ratrain.program.replicas import Unit
-from ratrain.program.skeletons import (
-    SKELETONS,
-    TOGETHER,
-    Fixed,
-    Place,
-    Skeleton,
-    declare_skeleton,
-    layer_major_name,
-)
-from ratrain.program.strategies import STRATEGIES, Strategy
+from ratrain.program.skeletons import SKELETONS, Fixed, Place, Skeleton, declare_skeleton
 from ratrain.program.text.order_csv import OrderFile, read_orders
 from ratrain.readers.files import read_text
 from ratrain.readers.limits import PROGRAM_BYTES
@@ -81,13 +64,8 @@ class _Pipeline:
     """The order of one replica, checked."""
 
     steps: Mapping[int, Sequence[Step]]
-    chunks: int
-    micro_batches: int
+    degrees: tuple[int, int, int]  # ranks, stages of each, micro-batches
     split_backward: bool
-
-    @property
-    def degrees(self) -> tuple[int, int, int]:
-        return len(self.steps), self.chunks, self.micro_batches
 
 
 def _pipeline(file: OrderFile, path: Path) -> _Pipeline:
@@ -105,7 +83,7 @@ def _pipeline(file: OrderFile, path: Path) -> _Pipeline:
         _require_whole(
             rank, steps, [rank + c * ranks for c in range(chunks)], replica.micro_batches
         )
-    return _Pipeline(file.steps, chunks, replica.micro_batches, setup.split_backward)
+    return _Pipeline(file.steps, (ranks, chunks, replica.micro_batches), setup.split_backward)
 
 
 def _skeleton(files: Sequence[OrderFile], path: Path) -> Skeleton:
@@ -115,13 +93,12 @@ def _skeleton(files: Sequence[OrderFile], path: Path) -> Skeleton:
     fixed = Fixed(
         str(path.resolve()),
         *first.degrees,
-        tuple((len(other.steps), other.micro_batches) for other in others),
+        tuple((ranks, count) for ranks, _, count in (other.degrees for other in others)),
     )
 
     def order(place: Place) -> Iterator[Step]:
         asked = place.ranks, place.chunks, place.micro_batches
-        known = pipelines[place.replica] if place.replica < len(pipelines) else None
-        known = known if others else first
+        known = dict(enumerate(pipelines)).get(place.replica) if others else first
         if known is None or asked != known.degrees:
             which = f" as replica {place.replica}" if others else ""
             raise ProgramError(
@@ -135,7 +112,7 @@ def _skeleton(files: Sequence[OrderFile], path: Path) -> Skeleton:
     return Skeleton(
         order,
         split_backward=first.split_backward,
-        chunks=first.chunks > 1,
+        chunks=fixed.chunks > 1,
         arrival_places=not first.split_backward,
         fixed=fixed,
         written=files[0].written,
@@ -144,7 +121,7 @@ def _skeleton(files: Sequence[OrderFile], path: Path) -> Skeleton:
 
 def _require_alike(pipelines: Sequence[_Pipeline]) -> None:
     """Refuses what no program says of replicas that differ."""
-    if len(pipelines) > 1 and any(pipeline.chunks > 1 for pipeline in pipelines):
+    if len(pipelines) > 1 and any(pipeline.degrees[1] > 1 for pipeline in pipelines):
         raise ProgramError(
             "where replicas differ, each rank has one stage", fix="give each stage its own rank"
         )
@@ -183,82 +160,3 @@ def _require_whole(
             f"row {rank + 1} has {len(steps)} actions of compute, not {expected}",
             fix=f"keep {', '.join(k.name for k in (Kind.F, *backward))} of its own stages only",
         )
-
-
-MOST_OPS = 20_000
-"""Ops of compute up to which layer-major orders are tried: they have no repeating middle, and the
-more micro-batches a step has, the less its ends count."""
-WORTH_MEMORY = 0.002
-"""Part of a step that such an order must save to be taken: it holds more micro-batches."""
-
-
-def layer_orders(
-    job: JobSpec, chosen: Strategy, micro_batches: Sequence[int], *, whole_model: bool
-) -> tuple[str, ...]:
-    """The layer-major orders that replicas of so many micro-batches may be in beside the strategy's
-    own; `whole_model`: whether a rank holds all of it, and others hold parts of it too."""
-    ops, most = 2 * (job.model.spec.layers + 2) * sum(micro_batches), max(micro_batches)
-    if not (whole_model and most > 1 and ops <= MOST_OPS and takes_other_orders(job, chosen)):
-        return ()
-    return tuple(layer_major_name(together) for together in TOGETHER if together < 2 * most)
-
-
-def layer_orders_of_layout(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str, ...]:
-    """Those of a layout."""
-    whole_model = layout.pipeline == layout.virtual == 1 < layout.data
-    count = job.batch.sequences // (layout.data * job.batch.micro_batch)
-    return layer_orders(job, chosen, [count], whole_model=whole_model)
-
-
-def takes_other_orders(job: JobSpec, chosen: Strategy) -> bool:
-    """Whether a job leaves its compute order to the planner."""
-    return (
-        job.schedule.skeleton is None
-        and chosen.skeleton == "1f1b"
-        and chosen.prefetch
-        and not chosen.recovers_all  # a system as others describe it, whose order is 1F1B
-        and not chosen.further
-        and job.schedule.average_every is None
-    )
-
-
-def in_order(job: JobSpec, skeleton: str) -> JobSpec:
-    """The job with a compute order that was chosen for it."""
-    return replace(job, schedule=replace(job.schedule, skeleton=skeleton))
-
-
-def order_name(schedule: ScheduleSpec) -> str:
-    """The compute order, where it is not the one that the schedule's name stands for."""
-    asked = schedule.skeleton
-    return "" if asked in (None, STRATEGIES[schedule.name].skeleton) else asked or ""
-
-
-def order_words(schedule: ScheduleSpec, strategy: Strategy) -> list[str]:
-    """That order as a line of a headline, and what it does at other times than 1F1B."""
-    name, together = order_name(schedule), SKELETONS[strategy.skeleton].together
-    if together > 1:
-        name = name or strategy.skeleton
-        return [f"order {name}: a step's first and last {together} micro-batches go layer by layer"]
-    if name == "zb-h1":
-        return [f"order {name}: weight gradients wait, and fill the pipeline's gaps"]
-    return [f"order {name}"] if name else []
-
-
-SPLIT_ORDERS = ("zb-h1",)
-WORTH_SPLIT = 0.03
-"""Part of a step that such an order must save in simulation to be taken: what the two halves take
-beyond one backward is known to within so much."""
-
-
-def split_orders(job: JobSpec, chosen: Strategy, *, waits: bool) -> tuple[str, ...]:
-    """The orders that split backward and that a job may be in beside the strategy's own; `waits`:
-    whether replicas have any that weight gradients could fill."""
-    keeps = job.schedule.recovery in ("auto", "keep-all")
-    return SPLIT_ORDERS if waits and keeps and takes_other_orders(job, chosen) else ()
-
-
-def in_split_order(job: JobSpec, skeleton: str) -> JobSpec:
-    """The job in such an order, with all activations kept: a rank that has to recover some has no
-    memory for further micro-batches, and its gaps are filled by recoveries."""
-    ordered = in_order(job, skeleton)
-    return replace(ordered, schedule=replace(ordered.schedule, recovery="keep-all"))
