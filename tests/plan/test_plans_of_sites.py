@@ -13,6 +13,7 @@ from ratrain.plan.case.case import Case
 from ratrain.plan.file.writing import write_plan
 from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search.every_plan import every_plan
+from ratrain.plan.search.of_sites import best_of_sites, tried_of
 from ratrain.plan.words import every_text
 
 CLUSTER = """
@@ -48,9 +49,15 @@ site = "here"
 [[host]]
 name = "there"
 device = "core"
-devices = 1
+devices = {per_host}
 count = {there}
 site = "there"
+
+[links.host]
+latency = "2us"
+bandwidth = "20GB/s"
+shared_by = "device"
+source = "a test"
 
 [links.room]
 latency = "100us"
@@ -81,8 +88,9 @@ average_between = "sites"
 """
 
 
-def job_at(folder: Path, here: int, there: int, *asked: str) -> JobSpec:
-    (folder / "cluster.toml").write_text(CLUSTER.format(here=here, there=there))
+def job_at(folder: Path, here: int, there: int, *asked: str, per_host: int = 1) -> JobSpec:
+    cluster = CLUSTER.format(here=here, there=there // per_host, per_host=per_host)
+    (folder / "cluster.toml").write_text(cluster)
     (folder / "job.toml").write_text(JOB.format(devices=here + there))
     return load_job(folder / "job.toml", asked)
 
@@ -117,3 +125,33 @@ def test_sites_of_unlike_numbers_have_no_identical_replicas(tmp_path: Path) -> N
     job = job_at(tmp_path, 1, 2, "schedule.replicas=identical")
     with pytest.raises(Infeasible, match="here, there have other numbers of devices"):
         every_plan(job)
+
+
+@pytest.mark.slow
+def test_a_site_has_a_tensor_degree_of_its_own_where_that_is_faster(tmp_path: Path) -> None:
+    """Three of four sequences on two devices that have a fast line between them: no two replicas
+    share them evenly, and a pipeline of two waits for its ends."""
+    job = job_at(tmp_path, 1, 2, "batch.sequences=4", per_host=2)
+    chosen = every_plan(job).chosen
+    assert [max(replica.tensor) for replica in chosen.plan.replicas] == [1, 2]
+    assert not chosen.refusals and Case(chosen.subject()).proved.verdict.sound
+    path = tmp_path / "plan.json"
+    path.write_text(write_plan(chosen.file()))
+    _, ran = tried_out(plan_of_file(load_plan(path), str(path)))
+    assert ran is not None and ran.step_time_s == pytest.approx(chosen.step_s, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_what_averages_expose_changes_which_plan_of_sites_is_first(tmp_path: Path) -> None:
+    """Behind backward a pipeline's last stage hides less of its averages than a replica that goes
+    through all layers last: by its step alone the pipeline is faster."""
+    asked = ("schedule.averages=dreamddp", "schedule.average_every=1")
+    job = job_at(tmp_path, 1, 2, *asked)
+    ranked, count = best_of_sites(job)
+    assert len(ranked) == count and ranked == sorted(ranked, key=lambda each: each.estimate_s)
+    by_step = min(ranked, key=lambda each: each.alone_s)
+    assert ranked[0].alone_s > by_step.alone_s
+    first, other = (tried_of(job, each) for each in (ranked[0], by_step))
+    assert first is not None and other is not None and first.step_s < other.step_s
+    hidden, _ = best_of_sites(job_at(tmp_path, 1, 2, "schedule.average_every=64"))
+    assert all(each.estimate_s == each.alone_s for each in hidden)
