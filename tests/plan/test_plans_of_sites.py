@@ -11,10 +11,13 @@ from ratrain.errors import Infeasible
 from ratrain.plan import load_job, load_plan, plan_of_file
 from ratrain.plan.case.case import Case
 from ratrain.plan.file.writing import write_plan
+from ratrain.plan.price.places import PlanCosts
 from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.of_sites import best_of_sites, tried_of
 from ratrain.plan.words import every_text
+from ratrain.program.kind import Kind
+from ratrain.program.units import unit_columns
 
 CLUSTER = """
 name = "unlike-sites"
@@ -155,3 +158,19 @@ def test_what_averages_expose_changes_which_plan_of_sites_is_first(tmp_path: Pat
     assert first is not None and other is not None and first.step_s < other.step_s
     hidden, _ = best_of_sites(job_at(tmp_path, 1, 2, "schedule.average_every=64"))
     assert all(each.estimate_s == each.alone_s for each in hidden)
+
+
+@pytest.mark.slow
+def test_each_site_sends_its_averages_through_its_own_port(tmp_path: Path) -> None:
+    """Three devices of one host share its port; one device that has a port has all of it."""
+    job = job_at(tmp_path, 1, 3, "batch.sequences=8", per_host=3)
+    ranked, _ = best_of_sites(job)
+    plans = [tried.plan for entry in ranked if (tried := tried_of(job, entry)) is not None]
+    plan = next(p for p in plans if len(p.replicas[1].seats.devices) == 3)
+    costs, units = PlanCosts(plan).of(plan.setup), unit_columns(plan.setup)
+    link = costs.work[Kind.AverageCopy].link
+    rate = costs.link_rate_bytes_per_s[link]
+    assert rate[units.replica == 0].tolist() == pytest.approx(
+        [2e9 / 8] * len(rate[units.replica == 0])
+    )
+    assert set(rate[units.replica == 1].round()) == {round(2e9 / 8 / 3)}
