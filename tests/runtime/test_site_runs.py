@@ -311,7 +311,8 @@ def test_a_run_ends_with_one_model_and_its_report_says_so(setting: Setting, tmp_
         kinds = [own_kind("weights", place, 2) for place in places]
         one, other = (last.read_range(unit, kind, 0, size).tobytes() for kind in kinds)
         assert one == other, unit
-        assert len({middle.read_range(unit, kind, 0, size).tobytes() for kind in kinds}) == 2
+        if unit != "e.t1of2":  # rows of a table that no text has asked for
+            assert len({middle.read_range(unit, kind, 0, size).tobytes() for kind in kinds}) == 2
     report = report_of(folder)["settled"]
     assert report["unlike"] == 0 and report["ranges"] >= len(last.manifest.meta.units)
     assert report["averaged"] and report["took_s"] > 0
