@@ -321,9 +321,10 @@ def test_a_run_ends_with_one_model_and_its_report_says_so(setting: Setting, tmp_
         assert report["between_sites"] is None
         return
     sent = report["between_sites"]
-    for of in ("step", "last"):  # beside it: frames, padding, words of control
+    beside = 40_000 if any(each.tensor for each in setting.unlike) else 20_000
+    for of in ("step", "last"):  # beside it: frames, padding, words of control, records of saves
         planned, counted = sent[f"planned_{of}_bytes"], sent[f"{of}_bytes"]
-        assert planned < counted < planned * 1.1 + 20_000, sent
+        assert planned < counted < planned * 1.1 + beside, sent
 
 
 def test_local_sgd_ends_alike_without_a_last_average(tmp_path: Path) -> None:
