@@ -1,7 +1,7 @@
 """Loss by tokens of methods that send less between sites: of the mean of all sites' weights, on
 held-out text. `python benchmarks/sites/losses.py [--steps 160] [--seeds 3] [--into losses.json]
-[--seconds NAME=0.135 ...]`: with the seconds of a step (`sites.py --model 0.4M`) also when each
-method's mean of seeds first had the loss that DDP ended with, and those on the way.
+[--period 8] [--seconds NAME=0.135 ...]`: with the seconds of a step (`sites.py --model 0.4M`) also
+when each method's mean of seeds first had the loss that DDP ended with, and those on the way.
 
 Two sites on one thread of one process, by each method's rule in plain torch: the rules to which
 `tests/runtime/test_site_runs.py` holds real runs. Text, batches, initial weights, AdamW and the
@@ -59,11 +59,10 @@ files = ["text.jsonl"]
 validation = ["held-out.jsonl"]
 tokenizer = "bytes"
 """
-TURNS = (0, 1, 3, 5, 7)
-"""Of the units in the order of backward, each in a step of its own, as far apart as can be."""
+UNITS = 5
 
-Turn = Callable[[int, int], bool]
-"""(unit in the order of backward, step) -> whether it has its turn."""
+Turn = Callable[[int, int, int], bool]
+"""(unit in the order of backward, step, steps of a period) -> whether it has its turn."""
 
 
 @dataclass(frozen=True)
@@ -78,28 +77,35 @@ class Method:
     wire: torch.dtype = torch.float32
 
 
-def by_turns(unit: int, step: int) -> bool:
-    return TURNS[unit] == step % PERIOD
+def by_turns(unit: int, step: int, period: int) -> bool:
+    """Each in a step of its own, as far apart as can be."""
+    return unit * (period - 1) // (UNITS - 1) == step % period
 
 
-def at_once(_unit: int, step: int) -> bool:
-    return step % PERIOD == 0
+def at_once(_unit: int, step: int, period: int) -> bool:
+    return step % period == 0
 
 
-def last(_unit: int, step: int) -> bool:
-    return step % PERIOD == PERIOD - 1
+def last(_unit: int, step: int, period: int) -> bool:
+    return step % period == period - 1
 
 
 METHODS: dict[str, Method | None] = {
     "every step (DDP)": None,
-    "never": Method(lambda _unit, _step: False),
+    "never": Method(lambda _unit, _step, _period: False),
     "LocalSGD, moments apart": Method(last, behind=True),
     "`local-sgd`, with moments": Method(last, behind=True, moments=True),
     "`dreamddp`, `early-start`": Method(by_turns),
     "`early-start` in bf16": Method(by_turns, outer=(1.0, 0.0), wire=torch.bfloat16),
     "DiLoCo 0.7, 0.9": Method(at_once, outer=(0.7, 0.9)),
     "DiLoCo 0.4, 0.8": Method(at_once, outer=(0.4, 0.8)),
+    "DiLoCo 0.6, 0.9": Method(at_once, outer=(0.6, 0.9)),
+    "torchft's DiLoCo 0.7, 0.9": Method(last, behind=True, outer=(0.7, 0.9)),
+    "torchft's DiLoCo 0.6, 0.9": Method(last, behind=True, outer=(0.6, 0.9)),
+    "Streaming DiLoCo 0.6, 0.9": Method(by_turns, outer=(0.6, 0.9)),
 }
+"""Ours meet as a step begins, and take it with the gradient of the weights before; torchft's behind
+it. `diloco_steps.py` holds the outer step itself to torchft's."""
 
 
 class Site:
@@ -182,7 +188,9 @@ def held_out_loss(sites: list[Site], held_out: Samples, room: nn.Module) -> floa
     return float(loss_on(room, batch.tokens, batch.targets))
 
 
-def trained(job: JobSpec, method: Method | None, text: Samples, held_out: Samples) -> list[float]:
+def trained(
+    job: JobSpec, method: Method | None, text: Samples, held_out: Samples, period: int
+) -> list[float]:
     """Losses every few steps."""
     count = 1 if method is None else SITES
     sites, room = [Site(job) for _ in range(count)], Site(job).module
@@ -198,7 +206,7 @@ def trained(job: JobSpec, method: Method | None, text: Samples, held_out: Sample
         for number, site in enumerate(sites):
             site.learn(text, step, number * share, share)
         rate = learning_rate(job.train, step)
-        turns = [u for u in range(len(TURNS)) if method is not None and method.turn(u, step)]
+        turns = [u for u in range(UNITS) if method is not None and method.turn(u, step, period)]
         if method is not None and not method.behind:
             for unit in turns:
                 meet(sites, unit, method, outer)
@@ -239,7 +247,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=4 * EVERY)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--into", type=Path, default=Path("losses.json"))
+    parser.add_argument("--into", type=Path, default=Path("losses.json"), help="of one period")
+    parser.add_argument("--period", type=int, default=PERIOD, help="steps between averages")
+    parser.add_argument("--rates", type=float, nargs="+", help="those alone")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seconds", nargs="+", default=[], metavar="NAME=SECONDS")
     asked = parser.parse_args()
@@ -249,7 +259,7 @@ def main() -> None:
     )
 
     def tried(name: str) -> list[float]:
-        return [rate for rate in RATES if f"{name}|{rate}|0" in found]
+        return [rate for rate in asked.rates or RATES if f"{name}|{rate}|0" in found]
 
     def best(name: str) -> float:
         return min(tried(name), key=lambda rate: found[f"{name}|{rate}|0"][-1])
@@ -263,13 +273,18 @@ def main() -> None:
                 return
             train = replace(job.train, learning_rate=rate, seed=seed, steps=asked.steps)
             of_seed = replace(text, seed=seed)
-            found[key] = trained(replace(job, train=train), METHODS[name], of_seed, held_out)
+            of_rate = replace(job, train=train)
+            found[key] = trained(of_rate, METHODS[name], of_seed, held_out, asked.period)
             asked.into.write_text(json.dumps(found))
             print(key, " ".join(f"{loss:.3f}" for loss in found[key]), flush=True)
 
         for name in asked.methods:
-            for rate in RATES:  # on, while the best is the last on its side
-                if rate in RATES[:3] or best(name) in (max(tried(name)), min(tried(name))):
+            for rate in asked.rates or RATES:  # on, while the best is the last on its side
+                if (
+                    asked.rates
+                    or rate in RATES[:3]
+                    or best(name) in (max(tried(name)), min(tried(name)))
+                ):
                     run(name, rate, 0)
         for seed in range(1, asked.seeds):
             for name in asked.methods:

@@ -8,6 +8,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
@@ -27,9 +28,15 @@ from torch.nn.parallel import DistributedDataParallel
 from ratrain.describe.huggingface import load_config
 
 
-def timed(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, steps: int
-) -> list[float]:
+class Steps(Protocol):
+    """What is needed of an optimizer."""
+
+    def step(self) -> object: ...
+
+    def zero_grad(self) -> None: ...
+
+
+def timed(model: nn.Module, optimizer: Steps, tokens: torch.Tensor, steps: int) -> list[float]:
     """Seconds of each step on the same sequences."""
     times: list[float] = []
     for _ in range(steps):

@@ -1,5 +1,6 @@
 """Two sites of one replica each, a thin line between them: averages by turns against torch's DDP
-and its own LocalSGD, and torchft's methods where it is installed.
+and its own LocalSGD, DreamDDP's published order by hooks, and torchft's methods where it is
+installed.
 `python benchmarks/sites/sites.py [--rates 20 50 100] [--steps 24] [--wires]`, as root; `--wires`:
 averages alone, in each wire with an outer step that makes a mean.
 
@@ -150,6 +151,7 @@ OURS: dict[str, tuple[str, ...]] = {
 PEERS = {
     "torch ddp": ("peer.py", "ddp"),
     "torch local-sgd": ("peer.py", "local-sgd"),
+    "DreamDDP's hooks": ("dreamddp_peer.py", "search"),
     "torchft local-sgd": ("torchft_peer.py", "local-sgd"),
     "torchft DiLoCo": ("torchft_peer.py", "1-0"),
     "torchft Streaming DiLoCo, 2 parts": ("torchft_peer.py", "2-3"),

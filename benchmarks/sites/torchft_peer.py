@@ -31,6 +31,7 @@ from torchft._torchft import LighthouseServer  # pyright: ignore[reportMissingIm
 from torchft.local_sgd import DiLoCo, LocalSGD  # pyright: ignore[reportMissingImports]
 
 from ratrain.describe.huggingface import load_config
+from ratrain.describe.model import ModelSpec
 
 LIMIT = timedelta(minutes=5)
 LIGHTHOUSE_PORT = 29510
@@ -78,28 +79,24 @@ def synchronised(
     )
 
 
-def main(method: str, config: str, length: int, batch: int, steps: int, period: int) -> list[float]:
-    """Seconds of each step."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    site, address = int(os.environ["RANK"]), own_address()
-    lighthouse = None
-    if site == 0:
-        bind = f"0.0.0.0:{LIGHTHOUSE_PORT}"
-        lighthouse = LighthouseServer(bind=bind, min_replicas=2, join_timeout_ms=100)
-    store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-    spec = load_config(Path(config))
-    layers = [Block(spec, length) for _ in range(spec.layers)]
-    units: list[nn.Module] = [TokenTable(spec), *layers, Head(spec)]
-    model = nn.Sequential(*units)
+class Meeting:
+    """torchft's manager of this site, and at the first one the lighthouse."""
 
+    def __init__(self, site: int, model: nn.Module) -> None:
+        address = own_address()
+        bind = f"0.0.0.0:{LIGHTHOUSE_PORT}"
+        self.lighthouse = (
+            None if site else LighthouseServer(bind=bind, min_replicas=2, join_timeout_ms=100)
+        )
+        self._store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        self.manager = _manager(site, address, self._store.port, model)
+
+
+def _manager(site: int, address: str, port: int, model: nn.Module) -> Manager:
     def take(state: dict[str, Any]) -> None:
         model.load_state_dict(state)
 
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.02)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    manager = Manager(
+    return Manager(
         pg=ProcessGroupGloo(timeout=LIMIT),
         load_state_dict=take,
         state_dict=model.state_dict,
@@ -111,12 +108,32 @@ def main(method: str, config: str, length: int, batch: int, steps: int, period: 
         rank=0,
         world_size=1,
         store_addr=address,
-        store_port=store.port,
+        store_port=port,
         lighthouse_addr=f"http://{os.environ['MASTER_ADDR']}:{LIGHTHOUSE_PORT}",
         replica_id=str(site),
         hostname=address,
         init_sync=False,  # the seed has made both sites the same
     )
+
+
+def units_of(spec: ModelSpec, length: int) -> list[nn.Module]:
+    """A model's units, as a seed makes them."""
+    layers = [Block(spec, length) for _ in range(spec.layers)]
+    units: list[nn.Module] = [TokenTable(spec), *layers, Head(spec)]
+    for parameter in nn.Sequential(*units).parameters():
+        nn.init.normal_(parameter, std=0.02)
+    return units
+
+
+def main(method: str, config: str, length: int, batch: int, steps: int, period: int) -> list[float]:
+    """Seconds of each step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    site, spec = int(os.environ["RANK"]), load_config(Path(config))
+    units = units_of(spec, length)
+    model = nn.Sequential(*units)
+    meeting = Meeting(site, model)
+    manager, optimizer = meeting.manager, torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.randint(spec.vocab, (batch, length + 1))
     with synchronised(method, manager, units, optimizer, period):
         times = timed(model, optimizer, tokens, steps)
@@ -129,7 +146,6 @@ def main(method: str, config: str, length: int, batch: int, steps: int, period: 
         Path(out).write_text(json.dumps(times))
         time.sleep(2)  # the other site's last calls to the lighthouse
     manager.shutdown(wait=False)
-    del lighthouse
     return times
 
 

@@ -197,7 +197,7 @@ class Setting:
     model_file: str | None = None  # a folder whose config.json describes the model
     devices_per_host: int | None = None  # None: a tensor group
     unlike: tuple[Unlike, ...] = ()  # a plan file beside the job has these replicas
-    serving: tuple[tuple[str, ...], ...] = ()  # of one replica: what members of each stage serve
+    serving: tuple[tuple[str, ...], ...] = ()  # of the first replica: what members of stages serve
     serving_at: tuple[tuple[int, ...], ...] = ()  # the members' tensor degrees; (): as the setting
     own: str | None = None  # a declared model of own modules, in place of the config.json
     idle: int = 0  # devices of the job that the plan names nowhere
@@ -211,10 +211,12 @@ class Setting:
     def world_size(self) -> int:
         if self.planned_ranks:
             return self.planned_ranks
-        if self.serving:
-            return sum(map(sum, self.members_at))
+        first = sum(map(sum, self.members_at))
         if self.unlike:
-            return sum(sum(each.degrees(self.tensor)) * each.count for each in self.unlike)
+            others = self.unlike[1:] if first else self.unlike
+            return first + sum(sum(e.degrees(self.tensor)) * e.count for e in others)
+        if first:
+            return first
         return self.pipeline * self.data * self.tensor
 
     @property
@@ -417,12 +419,13 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
                     "sharding": 2 if setting.sharding is None else setting.sharding,
                 }
             )
-        first += sum(degrees) * each.count
+        members = setting.members_at if setting.serving and not replicas else ()
+        first += sum(map(sum, members)) or sum(degrees) * each.count
         replicas.append(
             {"count": each.count, "micro_batches": each.micro_batches, "stages": stages}
         )
     if setting.serving:
-        replicas = [_with_members(replicas[0], setting.serving, setting.members_at)]
+        replicas[0] = _with_members(replicas[0], setting.serving, setting.members_at)
     chosen = strategy(setting.name, setting.without)
     body = {
         "format": "ratrain plan 1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from ratrain.runtime.step.exchange.feedback import Residual
@@ -9,20 +10,24 @@ from ratrain.runtime.step.exchange.narrowing import widen_from_front
 from ratrain.runtime.step.outer import OuterStates
 
 
-def test_outer_steps_are_those_of_torch_s_sgd_with_nesterov_s_momentum() -> None:
+@pytest.mark.parametrize(("rate", "momentum"), [(0.7, 0.9), (0.4, 0.8), (1.0, 0.0)])
+def test_outer_steps_have_the_bits_of_torch_s_sgd_with_nesterov_s_momentum(
+    rate: float, momentum: float
+) -> None:
+    """Which is what torchft's DiLoCo takes its outer steps with."""
     torch.manual_seed(0)
     weights = torch.nn.Parameter(torch.randn(1000))
     states = OuterStates(weights.detach().clone(), torch.zeros(1000))
-    theirs = torch.optim.SGD([weights], lr=0.7, momentum=0.9, nesterov=True)
-    for _ in range(5):
+    theirs = torch.optim.SGD([weights], lr=rate, momentum=momentum, nesterov=momentum > 0)
+    for _ in range(20):
         trained = [weights.detach() - 0.1 * torch.randn(1000) for _ in range(2)]
-        mean = (trained[0] + trained[1]) / 2
-        weights.grad = weights.detach() - mean  # the sign that torchft once had wrong
+        lost = [weights.detach() - each for each in trained]  # the sign that torchft once had wrong
+        weights.grad = (lost[0] + lost[1]) / 2
         learnt = [states.learnt(each) for each in trained]
         theirs.step()
         mean = (learnt[0] + learnt[1]) / 2
-        states.step(mean, 0.7, 0.9)
-        torch.testing.assert_close(states.weights, weights.detach())
+        states.step(mean, rate, momentum)
+        assert torch.equal(states.weights, weights.detach())
         assert torch.equal(mean, states.weights)
 
 

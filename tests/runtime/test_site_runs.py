@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -132,9 +133,9 @@ UNEQUAL_SHARES = replace(
 )
 
 
-def close(a: RunFolder, b: RunFolder) -> None:
-    """Losses that agree but for the order of sums."""
-    assert loss_values(a) == pytest.approx(loss_values(b), rel=1e-6)
+def close(a: RunFolder, b: RunFolder, rel: float = 1e-6) -> None:
+    """Losses that agree but for the order of sums, or for other roundings to integers."""
+    assert loss_values(a) == pytest.approx(loss_values(b), rel=rel)
 
 
 @pytest.mark.parametrize("averages", ["early-start", "dreamddp"])
@@ -204,6 +205,87 @@ def test_a_site_counts_in_a_mean_as_many_times_as_it_takes_sequences(tmp_path: P
         assert abs(mean - whole).max() < 2e-6, unit
 
 
+# ---- sites of other tensor degrees, and of members -----------------------------------------------
+
+TWO_PARTS = replace(
+    SETTING, unlike=(Unlike((4,), 4, tensor=(2,)), Unlike((4,), 4)), site_devices=(2, 1)
+)
+PARTS_AND_SHARDS = replace(
+    TWO_PARTS, unlike=(Unlike((4,), 4, tensor=(2,)), Unlike((4,), 2, count=2)),
+    site_devices=(2, 2),
+)  # fmt: skip
+PARTS_OF_ONE_STAGE = replace(
+    TWO_PARTS, unlike=(Unlike((2, 2), 4, tensor=(1, 2)), Unlike((4,), 4)), site_devices=(3, 1)
+)
+MEMBERS = replace(
+    TWO_PARTS, unlike=(Unlike((2, 2), 4), Unlike((4,), 4)), site_devices=(3, 1),
+    serving=(("0, 2", "1, 3"), ("all",)),
+)  # fmt: skip
+DIVIDED = [
+    (TWO_PARTS, 0), (PARTS_AND_SHARDS, 0), (PARTS_AND_SHARDS, 2), (PARTS_OF_ONE_STAGE, 0),
+    (MEMBERS, 0), (MEMBERS, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("setting", "level"), DIVIDED)
+def test_sites_of_other_tensor_degrees_or_of_members_train_as_sites_of_one_layout(
+    setting: Setting, level: int, tmp_path: Path
+) -> None:
+    unlike = run(tmp_path / "unlike", replace(setting, sharding=level))
+    close(run(tmp_path / "alike", ALIKE), unlike)
+    published = run(tmp_path / "published", replace(setting, sharding=level, averages="dreamddp"))
+    assert loss_bits(published) == loss_bits(unlike)
+    assert not differing(published, unlike)
+
+
+@pytest.mark.parametrize(("setting", "level"), DIVIDED)
+def test_the_mean_of_sites_that_differ_is_that_of_one_process_bit_by_bit(
+    setting: Setting, level: int, tmp_path: Path
+) -> None:
+    """All units are averaged in each step, and the last step's rate is zero: it ends with the mean
+    of what both sites had after the step before."""
+    setting = replace(
+        setting, sharding=level, average_every=1, turns=(), every=1, keep=9, steps=3,
+        train=(("final_rate", 0.0),),
+    )  # fmt: skip
+    saved = listed(run(tmp_path, setting).checkpoints)
+    before, after = (open_checkpoint(checkpoint.path) for checkpoint in saved[-2:])
+    kinds = [own_kind("weights", place, 2) for place in range(2)]
+    for unit, size in after.manifest.meta.units.items():
+        one, other = (before.read_range(unit, kind, 0, size) for kind in kinds)
+        if not unit.startswith("e"):  # of the table the text has some rows alone
+            assert one.tobytes() != other.tobytes(), "each site has taken a step of its own"
+        mean = (one + other) / 2
+        for kind in kinds:
+            assert after.read_range(unit, kind, 0, size).tobytes() == mean.tobytes(), (unit, kind)
+
+
+@pytest.mark.parametrize(
+    ("setting", "level", "train", "wire"),
+    [(PARTS_AND_SHARDS, 1, (), None), (TWO_PARTS, 0, OUTER, "int8"),
+     (PARTS_AND_SHARDS, 2, OUTER, "bf16")],
+)  # fmt: skip
+def test_sites_of_other_tensor_degrees_go_on_bit_by_bit_and_from_each_others_checkpoints(
+    setting: Setting, level: int, train: tuple[tuple[str, object], ...], wire: str | None,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    keys: dict[str, Any] = {"every": 2, "keep": 9, "train": train, "average_wire": wire}
+    setting = replace(setting, sharding=level, **keys)
+    whole = run(tmp_path / "whole", setting)
+    assert saved_steps(whole) == [2, 4, 6, 7]
+    again = cut_short(whole, tmp_path / "again", setting, 4)
+    start(again)
+    assert loss_bits(again) == loss_bits(whole)
+    assert not differing(again, whole)
+    other = cut_short(whole, tmp_path / "other", replace(ALIKE, **keys), 4)
+    start(other)
+    rel = 1e-4 if wire == "int8" else 1e-6
+    close(other, whole, rel)
+    back = cut_short(run(tmp_path / "alike", replace(ALIKE, **keys)), tmp_path / "b", setting, 4)
+    start(back)
+    close(back, whole, rel)
+
+
 # ---- the end of a run ---------------------------------------------------------------------------
 
 
@@ -214,8 +296,10 @@ def test_a_site_counts_in_a_mean_as_many_times_as_it_takes_sequences(tmp_path: P
         replace(ONE_AND_TWO, sharding=1, steps=5),
         replace(TWO_AND_THREE, steps=5, train=OUTER, average_wire="int4"),
         replace(SETTING, data=2, sites=0, steps=5),
+        replace(PARTS_AND_SHARDS, sharding=1, steps=5),
+        replace(PARTS_AND_SHARDS, sharding=0, steps=5, train=OUTER, average_wire="int8"),
     ],
-    ids=["alike", "unlike", "int4", "replicas"],
+    ids=["alike", "unlike", "int4", "replicas", "degrees", "degrees in int8"],
 )
 def test_a_run_ends_with_one_model_and_its_report_says_so(setting: Setting, tmp_path: Path) -> None:
     setting = replace(setting, every=2, keep=9)
@@ -227,7 +311,8 @@ def test_a_run_ends_with_one_model_and_its_report_says_so(setting: Setting, tmp_
         kinds = [own_kind("weights", place, 2) for place in places]
         one, other = (last.read_range(unit, kind, 0, size).tobytes() for kind in kinds)
         assert one == other, unit
-        assert len({middle.read_range(unit, kind, 0, size).tobytes() for kind in kinds}) == 2
+        if unit != "e.t1of2":  # rows of a table that no text has asked for
+            assert len({middle.read_range(unit, kind, 0, size).tobytes() for kind in kinds}) == 2
     report = report_of(folder)["settled"]
     assert report["unlike"] == 0 and report["ranges"] >= len(last.manifest.meta.units)
     assert report["averaged"] and report["took_s"] > 0
@@ -236,9 +321,10 @@ def test_a_run_ends_with_one_model_and_its_report_says_so(setting: Setting, tmp_
         assert report["between_sites"] is None
         return
     sent = report["between_sites"]
-    for of in ("step", "last"):  # beside it: frames, padding, words of control
+    beside = 40_000 if any(each.tensor for each in setting.unlike) else 20_000
+    for of in ("step", "last"):  # beside it: frames, padding, words of control, records of saves
         planned, counted = sent[f"planned_{of}_bytes"], sent[f"{of}_bytes"]
-        assert planned < counted < planned * 1.1 + 20_000, sent
+        assert planned < counted < planned * 1.1 + beside, sent
 
 
 def test_local_sgd_ends_alike_without_a_last_average(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+TAKEN_BYTES = 1 << 20
+"""Sites of unlike tensor degrees copy what they average into one row, so much at a time."""
+
 AverageWire = Literal["fp32", "bf16", "int8", "int4"]
 AskedWire = Literal["fp32", "bf16", "int8", "int4", "auto"]
 """As a job asks for it: "auto" leaves it to the planner."""

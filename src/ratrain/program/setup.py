@@ -6,7 +6,7 @@ header is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -153,12 +153,7 @@ class Setup:
     def holders(self) -> dict[str, int]:
         """For each unit's name how many ranks hold it: folded replicas counted, a tensor group as
         one."""
-        holders: dict[str, int] = {}
-        for replica in self.replicas:
-            for stage in replica.stages:
-                for name in stage.names:
-                    holders[name] = holders.get(name, 0) + replica.count * len(stage.members)
-        return holders
+        return _holders_in(self.replicas)
 
     @cached_property
     def sites(self) -> tuple[int, ...]:
@@ -181,11 +176,12 @@ class Setup:
         it, or where these average weights those of its site."""
         if not self.averages:
             return (self.holders,) * len(self.replicas)
-        counts = self.site_counts
-        return tuple(
-            dict.fromkeys(self.holders, 1 if each.site is None else counts[each.site])
-            for each in self.replicas
-        )
+        alone = dict.fromkeys(self.holders, 1)
+        at = {
+            site: _holders_in([each for each in self.replicas if each.site == site])
+            for site in self.sites
+        }
+        return tuple(alone if each.site is None else at[each.site] for each in self.replicas)
 
     @cached_property
     def peers(self) -> dict[str, int]:
@@ -202,23 +198,25 @@ class Setup:
     @cached_property
     def unit_degrees(self) -> dict[str, tuple[int, ...]]:
         """For each unit's name, in model order, the tensor degree of each member that holds it."""
-        degrees: dict[str, list[int]] = {}
-        for replica in self.replicas:
-            for stage in replica.stages:
-                for name in stage.names:
-                    degrees.setdefault(name, []).extend(m.tensor for m in stage.members)
-        return {name: tuple(of_members) for name, of_members in degrees.items()}
+        return _degrees_in(self.replicas)
 
     @cached_property
     def sharing_degrees(self) -> dict[str, tuple[int, ...]]:
         """The same, and for the units of a tied matrix the degrees at both of its ends, whose ranks
         add up their copies."""
-        degrees = self.unit_degrees
-        if not self.tied:
-            return degrees
-        first, *_, last = degrees
-        both = degrees[first] + degrees[last]
-        return degrees | {first: both, last: both}
+        return _degrees_in(self.replicas, tied=self.tied)
+
+    @cached_property
+    def mixed_degrees(self) -> dict[str, tuple[int, ...]]:
+        """The unlike ones of these, by units whose gradients such ranks add up: between sites that
+        average weights they may differ."""
+        mixed: dict[str, tuple[int, ...]] = {}
+        for site in (self.sites if self.averages else ()) or (None,):
+            here = [replica for replica in self.replicas if site in (None, replica.site)]
+            for name, degrees in _degrees_in(here, tied=self.tied).items():
+                if len(set(degrees)) > 1:
+                    mixed.setdefault(name, degrees)
+        return mixed
 
     @cached_property
     def frozen(self) -> frozenset[str]:
@@ -282,6 +280,28 @@ class Setup:
             for replica in self.replicas
         )
         return replace(self, replicas=replicas)
+
+
+def _holders_in(replicas: Sequence[Replica]) -> dict[str, int]:
+    holders: dict[str, int] = {}
+    for replica in replicas:
+        for stage in replica.stages:
+            for name in stage.names:
+                holders[name] = holders.get(name, 0) + replica.count * len(stage.members)
+    return holders
+
+
+def _degrees_in(replicas: Sequence[Replica], *, tied: bool = False) -> dict[str, tuple[int, ...]]:
+    degrees: dict[str, tuple[int, ...]] = {}
+    for replica in replicas:
+        for stage in replica.stages:
+            for name in stage.names:
+                of_members = tuple(member.tensor for member in stage.members)
+                degrees[name] = degrees.get(name, ()) + of_members
+    if tied:
+        first, *_, last = degrees
+        degrees[first] = degrees[last] = degrees[first] + degrees[last]
+    return degrees
 
 
 def _check(setup: Setup) -> None:
@@ -367,30 +387,29 @@ def _check_sites(setup: Setup) -> None:
         )
     if any(replica.site is None for replica in setup.replicas):
         raise ProgramError("a replica stands at no site, others do", fix="give each a site")
-    if any(len(stage.members) > 1 for replica in setup.replicas for stage in replica.stages):
-        raise ProgramError(
-            "stages of several members are not averaged between sites yet",
-            fix="use one member per stage",
-        )
-    counts = list(setup.site_counts.values())
-    if len(set(counts)) > 1 and (setup.gathers_per_use or setup.per_micro_batch):
-        words = f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
-        raise ProgramError(
-            f"sites of {words} replicas do not meet alike in every micro-batch, for gradients or "
-            "views",
-            fix="use local accumulation and sharding 2 or less, or as many replicas at all sites",
-        )
+    if not (setup.gathers_per_use or setup.per_micro_batch):
+        return
+    for name in setup.holders:
+        counts = [of_replica[name] for of_replica in setup.peers_of]
+        if len(set(counts)) > 1:
+            words = f"{', '.join(map(str, counts[:-1]))} and {counts[-1]}"
+            raise ProgramError(
+                f"sites where {words} ranks hold unit {name} do not meet alike in every "
+                "micro-batch, for gradients or views",
+                fix="use local accumulation and sharding 2 or less, or as many replicas at all "
+                "sites",
+            )
 
 
 def _check_turns(setup: Setup) -> None:
     """Refuses what units that are averaged by turns cannot do."""
-    for name, degrees in setup.unit_degrees.items():
+    alone = f', or averages "{Averages.LOCAL_SGD}"'
+    for name, degrees in (setup.mixed_degrees if setup.sites else setup.unit_degrees).items():
         if len(set(degrees)) > 1:
             raise ProgramError(
                 f"replicas that hold unit {name} at tensor {' and '.join(map(str, degrees))} "
                 f"cannot average it by turns ({setup.averages})",
-                fix="use one tensor degree"
-                + ("" if setup.sites else f', or averages "{Averages.LOCAL_SGD}"'),
+                fix="use one tensor degree" + (" inside each site" if setup.sites else alone),
             )
     if setup.averages is Averages.EARLY_START and any(
         not unit.copy_bytes and not unit.frozen and setup.holders[unit.name] > 1

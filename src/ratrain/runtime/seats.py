@@ -168,11 +168,11 @@ def holders_of(setup: Setup, seats: Seats, tensor: int) -> dict[str, Holders]:
     mixed = groups_of(setup, seats)
     places = _places_of(setup, seats)
     holders: dict[str, Holders] = {}
-    for name, degrees in setup.unit_degrees.items():
+    for name in setup.unit_degrees:
         if name in mixed and len(mixed[name]) > 1:
             holders[name] = tuple(chain(*mixed[name]))
-        elif tensor < degrees[0]:
-            holders[name] = tuple(seats.world_rank(*place, tensor) for place in places[name])
+        elif here := [place for place in places[name] if tensor < seats.degree(*place)]:
+            holders[name] = tuple(seats.world_rank(*place, tensor) for place in here)
     return holders
 
 
@@ -201,14 +201,30 @@ def at_sites(setup: Setup, seats: Seats, holders: Holders) -> Groups:
     return tuple(tuple(by_site[site]) for site in sorted(by_site, key=lambda site: site or 0))
 
 
+def numbers_at_sites(setup: Setup, seats: Seats) -> dict[str, tuple[Groups, ...]]:
+    """For each unit that sites hold at other tensor degrees than each other, and average, of each
+    site, number by number in its tensor groups, the ranks that hold it."""
+    if not (setup.averages and setup.sites):
+        return {}
+    by_number = [holders_of(setup, seats, tensor) for tensor in range(seats.tensor)]
+    found: dict[str, tuple[Groups, ...]] = {}
+    for name, degrees in setup.unit_degrees.items():
+        if len(set(degrees)) > 1:
+            numbers = [at_sites(setup, seats, of[name]) for of in by_number if name in of]
+            of_site: dict[int | None, list[Holders]] = {}
+            for site in chain(*numbers):
+                of_site.setdefault(site_of(setup, seats, site[0]), []).append(site)
+            found[name] = tuple(map(tuple, of_site.values()))
+    return found
+
+
 def groups_of(setup: Setup, seats: Seats) -> dict[str, Groups]:
-    """For each unit that is shared at different tensor degrees, by replicas or by the ends of a
-    tied matrix, of each replica the ranks that hold it."""
+    """For each unit whose gradient is added up at different tensor degrees, by replicas or by the
+    ends of a tied matrix, of each replica the ranks that hold it."""
     places = _places_of(setup, seats)
     return {
         name: tuple(tuple(seats.tensor_group(*place)) for place in places[name])
-        for name, degrees in setup.sharing_degrees.items()
-        if len(set(degrees)) > 1
+        for name in setup.mixed_degrees
     }
 
 

@@ -131,10 +131,10 @@ def _require_members(made: Plan, place: Place) -> None:
             'write "local"',
         ),
         (
-            made.job.schedule.average_every is not None,
+            made.job.schedule.average_every is not None and not made.job.sites,
             "members of a stage train one replica, and must reduce their gradients in every step",
             "average_every",
-            "leave it out, or give each stage one member",
+            'leave it out, give each stage one member, or write average_between "sites"',
         ),
     ]
     for is_asked, what, key, fix in refused:
@@ -225,7 +225,7 @@ def _require_one_order(made: Plan, place: Place) -> None:
 def untrainable(plan: Plan) -> list[tuple[str, str]]:
     """Why `ratrain train` cannot run a plan, each reason with what to write instead."""
     setup = replace(plan.setup, tied=plan.choices.tie)
-    held = [sorted({*degrees}) for degrees in setup.sharing_degrees.values()]
+    held = [sorted({*degrees}) for degrees in setup.mixed_degrees.values()]
     shares = setup.data > 1 or has_members(plan)  # else tied ends alone are held twice
     mixed = next((degrees for degrees in held if len(degrees) > 1 and shares), list[int]())
     who = "members" if has_members(plan) else "replicas"

@@ -307,16 +307,25 @@ class Links:
         )
         return [(degree, self._geometry.sender(rings, degrees == degree)) for degree in found]
 
-    def _across(self, holders: Holders) -> tuple[Group, Link]:
-        """The owners of one part of a unit, one at each site, and the slowest link between them.
-        `holders`: of one sort of replicas at each site."""
+    def _across(self, holders: Holders, number: int) -> tuple[Group, Link]:
+        """The owners of one part of a unit, one at each site, and the slowest link on which those
+        of one of them send: of all parts, where sites have unlike tensor degrees. `holders`: of one
+        sort of replicas at each site; `number`: the sort at that one."""
         groups = [
             of_sort.groups[0][ranks[0]]
             for of_sort, ranks in zip(self._seats, holders, strict=True)
             if ranks
         ]
-        ring = np.array([[self._place[group[0].index] for group in groups]])
-        link = self._geometry.sender(ring, np.ones(ring.shape, dtype=np.bool_))
+        degrees = [len(group) for group in groups]
+        parts = 1 if len(set(degrees)) == 1 else lcm(*degrees)
+        rings = np.array(
+            [
+                [self._place[group[part * len(group) // parts].index] for group in groups]
+                for part in range(parts)
+            ]
+        )
+        sends = [place == number for place, ranks in enumerate(holders) if ranks]
+        link = self._geometry.sender(rings, np.array(sends))
         return group_among(self._cluster, [group[0] for group in groups], link, self._devices), link
 
     def _group(self, holders: Holders, link: Link) -> Group:

@@ -169,7 +169,7 @@ class _Places:
             held if sites.index(site) == place else ()
             for place, (held, site) in enumerate(zip(everyone, sites, strict=True))
         )
-        group, link = self._links.across(firsts)
+        group, link = self._links.across(firsts, sites.index(sites[number]))
         half = NamedHalf(self._plan.job.collective, group)
         return here, DataGroup(half, link, half.chosen)
 

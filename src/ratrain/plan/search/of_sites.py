@@ -2,18 +2,21 @@
 
 What a site's replicas do inside a step concerns no other site, so each is planned by itself, for
 several shares of a step's sequences about those that its devices are worth: all layouts of its
-devices, ranked by closed formulas without averages. Sites are then put together whose slowest takes
-least. All have one tensor degree, one way to share states (a site of one replica has nothing to
-share), and one compute order, as one program has. The best are proved and simulated, averages and
-all.
+devices, by closed formulas. Sites are then put together: of each the fastest layout of a tensor
+degree, which may be another one at each site; all have one way to share states (a site of one
+replica has nothing to share), and one compute order, as one program has. They are ranked by what
+the slowest site takes and what averages take beyond what hides them, since how a site is divided
+says through how many ports its averages leave. The best are proved and simulated.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import product
 from math import inf
 
 import numpy as np
@@ -28,15 +31,20 @@ from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.placement import PlacedReplica, devices_of_sites
 from ratrain.plan.layout.plan import Plan, plan_of_row
 from ratrain.plan.price.kind_speed import kind_speed, least_step_s
+from ratrain.plan.price.places import PlanCosts
 from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search.layouts import Checked, Progress, check
 from ratrain.plan.search.tried import Tried, step_of
 from ratrain.plan.search.unequal import UnequalSearch
+from ratrain.program.kind import Kind
+from ratrain.program.units import unit_columns
 
 NEAR = 3
 """Shares of a step of each sort that are tried for a site."""
 SIMULATED = 12
 """Plans simulated at most."""
+PRICED = 300
+"""Of how many the averages are priced at most: those whose step without them is the shortest."""
 WHOLE = StateMode(0, False)
 
 Key = tuple[int, bool, StateMode | None]
@@ -54,6 +62,22 @@ class _Option:
     def plan(self) -> Plan:
         return plan_of_row(self.checked.group, self.row, self.checked.recovery[self.row])
 
+    @property
+    def divides(self) -> bool:
+        """Whether tensor groups divide sequences."""
+        return self.checked.group.layout.sequence_parallel
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Sites put together: who owns what, what each does, what the slowest takes by itself, and what
+    a step takes with its part of the averages."""
+
+    mode: StateMode
+    options: tuple[_Option, ...]
+    alone_s: float
+    estimate_s: float
+
 
 def sites_differ(job: JobSpec) -> bool:
     """Whether sites that average weights have other devices than each other, and may do otherwise
@@ -68,20 +92,20 @@ def sites_search(
 ) -> UnequalSearch[Tried]:
     """What is found that is faster than `known_s`, the fastest first."""
     began = time.perf_counter()
-    ranked = sorted(_ranked(job), key=lambda entry: entry[0])
+    ranked, count = best_of_sites(job)
     found: list[Tried] = []
-    for number, (estimate_s, mode, options) in enumerate(islice(ranked, SIMULATED)):
+    for number, entry in enumerate(ranked):
         if progress is not None:
-            progress(number, min(len(ranked), SIMULATED))
-        tried = _tried(job, estimate_s, mode, options)
+            progress(number, len(ranked))
+        tried = tried_of(job, entry)
         if tried is not None and tried.step_s < known_s:
             found.append(tried)
     return UnequalSearch(
         tuple(sorted(found, key=step_of)),
         (),
-        len(ranked),
+        count,
         0,
-        min(len(ranked), SIMULATED),
+        len(ranked),
         inf,
         least_step_s(job, job.cluster.members()),
         (),
@@ -89,8 +113,40 @@ def sites_search(
     )
 
 
-def _ranked(job: JobSpec) -> Iterator[tuple[float, StateMode, tuple[_Option, ...]]]:
-    """Sites put together: what the slowest takes, who owns what, and what each does."""
+def best_of_sites(job: JobSpec) -> tuple[list[Ranked], int]:
+    """Those to simulate, the best first, and out of how many. With averages none takes less than
+    without, so that whatever is slower without them than the last of these is with them is not
+    priced."""
+    every = sorted(_every(job), key=lambda entry: entry.alone_s)
+    best: list[Ranked] = []
+    for entry in every[:PRICED]:
+        if len(best) == SIMULATED and entry.alone_s >= best[-1].estimate_s:
+            break
+        with suppress(SpecError, ProgramError):  # no program does it
+            insort(best, _priced(job, entry), key=lambda each: each.estimate_s)
+        del best[SIMULATED:]
+    return best, len(every)
+
+
+def _priced(job: JobSpec, entry: Ranked) -> Ranked:
+    """With what averages take of a mean step beyond what hides them, on the rank that has the most:
+    all of the step where they start early, else its last backward."""
+    plan = _assembled(job, entry)
+    setup = replace(plan.setup, sharding=entry.mode.sharding)
+    costs, rank = PlanCosts(plan).of(setup), unit_columns(setup).rank
+    averages = costs.work[Kind.AverageCopy]
+    rates = np.append(costs.link_rate_bytes_per_s, inf)  # the last, -1: of no link
+    took_s = averages.fixed_s + averages.volume_bytes / rates[averages.link]
+    sent_s = np.bincount(rank, took_s) / (job.schedule.average_every or 1)
+    hides_s = entry.alone_s
+    if job.schedule.averages != "early-start":
+        hides_s = np.bincount(rank, costs.work[Kind.B].fixed_s)
+    exposed_s = np.maximum(sent_s - hides_s, 0.0)
+    return replace(entry, estimate_s=entry.alone_s + float(exposed_s.max()))
+
+
+def _every(job: JobSpec) -> Iterator[Ranked]:
+    """Sites put together in all ways, not priced yet."""
     devices = devices_of_sites(job, job.cluster.members())
     known: dict[tuple[int, int], Mapping[Key, _Option]] = {}
     for shares in _shares(job, [len(of_site) for of_site in devices], _worth(job, devices)):
@@ -149,24 +205,30 @@ def _options(job: JobSpec, devices: Sequence[Device], share: int) -> Mapping[Key
     return best
 
 
-def _together(
-    sites: Sequence[Mapping[Key, _Option]],
-) -> Iterator[tuple[float, StateMode, tuple[_Option, ...]]]:
-    """What sites can do together, each once."""
-    made: dict[object, tuple[StateMode, tuple[_Option, ...]]] = {}
-    degrees = {key[:2] for of_site in sites for key in of_site}
+def _together(sites: Sequence[Mapping[Key, _Option]]) -> Iterator[Ranked]:
+    """What sites can do together, each once: of each the fastest of every tensor degree."""
+    made: dict[object, Ranked] = {}
     modes = {key[2] for of_site in sites for key in of_site if key[2] is not None}
-    for tensor, divides in degrees:
+    for divides in sorted({key[1] for of_site in sites for key in of_site}):
         for mode in modes or {WHOLE}:
-            found: list[_Option] = []
-            for of_site in sites:
-                both = (of_site.get((tensor, divides, each)) for each in (mode, None))
-                fit = [option for option in both if option is not None]
-                found += [min(fit, key=lambda option: option.step_s)] if fit else []
-            if len(found) == len(sites) and (shared := _shared(found, mode)) is not None:
-                made[shared, *map(id, found)] = shared, tuple(found)
-    for mode, options in made.values():
-        yield max(option.step_s for option in options), mode, options
+            for options in product(*(_fastest(of_site, divides, mode) for of_site in sites)):
+                divided = any(option.divides for option in options)
+                shared = _shared(options, mode)
+                if shared is not None and divided == divides:
+                    alone_s = max(option.step_s for option in options)
+                    made[shared, *map(id, options)] = Ranked(shared, options, alone_s, alone_s)
+    yield from made.values()
+
+
+def _fastest(of_site: Mapping[Key, _Option], divides: bool, mode: StateMode) -> list[_Option]:
+    """A site's fastest layout of each tensor degree in a mode, in which one replica shares nothing.
+    `divides`: groups divide sequences; one rank alone has nothing to divide."""
+    fastest: dict[int, _Option] = {}
+    for (tensor, divided, shared), option in of_site.items():
+        if shared in (mode, None) and (tensor == 1 or divided == divides):
+            known = fastest.get(tensor)
+            fastest[tensor] = min((known or option, option), key=lambda each: each.step_s)
+    return list(fastest.values())
 
 
 def _shared(options: Sequence[_Option], mode: StateMode) -> StateMode | None:
@@ -178,24 +240,23 @@ def _shared(options: Sequence[_Option], mode: StateMode) -> StateMode | None:
     return None if len(counts) > 1 and meets_often else mode
 
 
-def _tried(
-    job: JobSpec, estimate_s: float, mode: StateMode, options: Sequence[_Option]
-) -> Tried | None:
+def tried_of(job: JobSpec, entry: Ranked) -> Tried | None:
     """The plan as simulated; None where no program does it, or it does not fit, or sites do not
     differ in it."""
     try:
-        plan = _joined(job, mode, [option.plan() for option in options])
+        plan = plan_of_file(file_of_plan(_assembled(job, entry)), str(job.path or "job"), job)
         proved, ran = tried_out(plan)
     except (SpecError, ProgramError):
         return None
     if ran is None or plan.is_layout:
         return None
     bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
-    return Tried(plan, estimate_s, ran.step_time_s, bound_bytes)
+    return Tried(plan, entry.estimate_s, ran.step_time_s, bound_bytes)
 
 
-def _joined(job: JobSpec, mode: StateMode, parts: Sequence[Plan]) -> Plan:
-    """One plan of several sites', as it is read from its file."""
+def _assembled(job: JobSpec, entry: Ranked) -> Plan:
+    """One plan of several sites'."""
+    parts = [option.plan() for option in entry.options]
     replicas = [replica for part in parts for replica in part.replicas]
     first, numbered = 0, list[PlacedReplica]()
     for replica in replicas:
@@ -204,12 +265,11 @@ def _joined(job: JobSpec, mode: StateMode, parts: Sequence[Plan]) -> Plan:
         numbered.append(replace(replica, seats=seats, entry=len(numbered)))
         first += len(members)
     whole = replace(job, layout=None, batch=Batch(job.batch.sequences, 1))
-    plan = Plan(
+    return Plan(
         whole,
         tuple(numbered),
-        replace(strategy_of(job), sharding=mode.sharding),
-        mode,
+        replace(strategy_of(job), sharding=entry.mode.sharding),
+        entry.mode,
         max(part.buffer for part in parts),
-        parts[0].sequence_parallel,
+        any(part.sequence_parallel for part in parts),
     )
-    return plan_of_file(file_of_plan(plan), str(job.path or "job"), job)

@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from ratrain.program.actions import NONE, Action
-from ratrain.program.columns import STEP, Rows
+from ratrain.program.columns import STAGE, STEP, UNIT, Rows
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.setup import Averages
+from ratrain.program.units import Bools
 
 
 def average_weights(
@@ -73,12 +74,18 @@ def average_weights(
         made = reversed(list(averaged(rank, kind, Lane.REDUCE, Kind.GradSync)))
         return list(dict.fromkeys(made))[::-1]
 
-    def alone(rank: int) -> bool:
-        """Whether nobody else adds up a rank's gradients."""
-        return max(setup.peers_of[setup.replica_of(rank)].values()) == 1
+    def shared(rank: int) -> Bools:
+        """By stage and unit whether others add up a rank's gradient too."""
+        peers, held = setup.peers_of[setup.replica_of(rank)], program.held_by(rank)
+        several = {number: [peers[u.name] > 1 for u in member.units] for number, member in held}
+        found = np.zeros((1 + max(several), max(map(len, several.values()))), dtype=np.bool_)
+        for number, of_stage in several.items():
+            found[number, : len(of_stage)] = of_stage
+        return found
 
     def reductions(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
-        kept = [action for action in actions if not alone(rank) or action.kind is Kind.TieSync]
+        adds = shared(rank)
+        kept = [a for a in actions if a.kind is Kind.TieSync or adds[a.stage, a.unit]]
         yield from (action._replace(step=step) for step in range(steps) for action in kept)
 
     def copies(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
@@ -89,7 +96,7 @@ def average_weights(
             yield from (action._replace(step=step) for action in actions)
 
     def gathers(rank: int, rows: Rows) -> Rows:
-        return rows[:0] if alone(rank) else every_step(rank, rows)
+        return every_step(rank, rows[shared(rank)[rows[:, STAGE], rows[:, UNIT]]])
 
     def every_step(_rank: int, rows: Rows) -> Rows:
         spelled_out = np.tile(rows, (steps, 1))

@@ -35,6 +35,7 @@ from ratrain.objects.remote import Remote
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.rank.given_files import GivenFiles
 from ratrain.runtime.rank.joining.membership import Membership
+from ratrain.runtime.step.exchange.between_sites import Shared
 from ratrain.runtime.step.exchange.slots import Slots
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart
@@ -239,6 +240,9 @@ def written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iter
     if unit.slots is not None:
         yield from _of_slots(unit, unit.slots, optimizer)
         return
+    if unit.shared is not None and unit.shared.is_unlike:
+        yield from _of_sites(unit, unit.shared, optimizer)
+        return
     name, size = stored_name(unit.name, unit.division), unit.unit.layout.size
     held = [(kind, buffer, unit.part.begin) for kind, buffer in buffers_of(unit.part, optimizer)]
     held += [(kind, buffer, 0) for kind, buffer in unit.beside.items()]
@@ -262,6 +266,25 @@ def _of_slots(
         for kind, buffer in buffers_of(parts[stored.run.start], optimizer):
             entry = Entry(name, kind, stored.begin, stored.end - stored.begin, slots.slot_size)
             yield entry, stored.pieces(buffer.values())
+
+
+def _of_sites(
+    unit: UnitState, shared: Shared, optimizer: Optimizer
+) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
+    """The same of a unit that sites hold at different degrees. What all have alike the first of
+    them writes."""
+    stored = list(unit.stored)
+    for kind, buffer in buffers_of(unit.part, optimizer):
+        place, places = unit.own_place
+        if saved_as(kind).is_own(apart=unit.own):
+            kind = own_kind(kind, place, places)
+        elif place:
+            continue
+        for each in stored:
+            size = shared.layout(each.slot).size
+            name = stored_name(unit.name, each.slot)
+            entry = Entry(name, kind, each.begin, each.end - each.begin, size)
+            yield entry, each.pieces(buffer.values())
 
 
 def buffers_of(part: OwnedPart, optimizer: Optimizer) -> Iterator[tuple[str, Held]]:

@@ -15,17 +15,18 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
+from torch import Tensor
+
 from ratrain.program.setup import Setup
 from ratrain.readers.json import parse_json
 from ratrain.runtime.seats import Seat, Seats, site_of
-from ratrain.runtime.step.exchange.between_sites import ranges_between
 from ratrain.runtime.step.mean_weights import becomes_mean
 from ratrain.runtime.step.network.network import Network
 from ratrain.runtime.step.state_ops import StateOps
 from ratrain.runtime.step.unit_state import UnitState
 
-_Key = tuple[str, int, int, int, int]
-"""A unit, the rank in a tensor group, a range, and at how many places it is."""
+_Key = tuple[str, int, int, int]
+"""A unit, the rank in a tensor group, the number of a range, and at how many places it is."""
 
 
 class Settling:
@@ -92,8 +93,8 @@ def compared(units: Sequence[UnitState], network: Network) -> tuple[int, int]:
     held: dict[_Key, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for body in network.exchange_bytes(json.dumps(rows).encode()):
         told, _ = parse_json(body, "a rank's digests")
-        for name, tensor, begin, end, places, place, digest in told:
-            held[name, tensor, begin, end, places][place].add(digest)
+        for name, tensor, number, places, place, digest in told:
+            held[name, tensor, number, places][place].add(digest)
     return len(held), sum(_differ(of, places) for (*_, places), of in held.items())
 
 
@@ -102,17 +103,23 @@ def _differ(digests: dict[int, set[str]], places: int) -> bool:
     return len(digests) < places or len(set[str]().union(*digests.values())) > 1
 
 
-def _digests(unit: UnitState) -> Iterator[tuple[str, int, int, int, int, int, str]]:
+def _digests(unit: UnitState) -> Iterator[tuple[str, int, int, int, int, str]]:
     """Of what a rank holds of a unit's master weights, range by range: its name, the rank in its
     tensor group, the range, at how many places it is, which of them this is, and a digest."""
     place, places = unit.own_place
-    ranges = [(0, unit.padded)]
-    if unit.across is not None:
-        every = ranges_between(unit.across.sites, unit.padded)
-        ranges = [(each.begin, each.end) for each in every]
+    for tensor, number, values in _ranges(unit):
+        digest = sha256(values.cpu().numpy().data).hexdigest()
+        yield unit.name, tensor, number, places, place, digest
+
+
+def _ranges(unit: UnitState) -> Iterator[tuple[int, int, Tensor]]:
+    """The ranges whose master weights a rank has: of which part of a tensor group, where all have
+    the same parts; their numbers, and the elements."""
+    shared = unit.shared
     for part in unit.parts:
-        for begin, end in ranges:
-            if part.begin <= begin and end <= part.end:
-                values = part.weights[begin - part.begin : end - part.begin].cpu().numpy()
-                digest = sha256(values.data).hexdigest()
-                yield unit.name, unit.division.rank, begin, end, places, place, digest
+        if shared is None:
+            yield unit.division.rank, part.begin, part.weights
+            continue
+        tensor = 0 if shared.is_unlike else unit.division.rank
+        for number, each in shared.held(unit.division, part.begin, part.end):
+            yield tensor, number, each.taken(part.weights, part.begin)

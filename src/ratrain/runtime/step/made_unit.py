@@ -24,8 +24,9 @@ from ratrain.describe.saved import (
     saved_as,
 )
 from ratrain.errors import SpecError
+from ratrain.models.division import Division
 from ratrain.models.packed import packed_range
-from ratrain.models.parameters import UnitParameters
+from ratrain.models.parameters import UnitParameters, lay_out
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
@@ -34,6 +35,7 @@ from ratrain.program.promise import buddies
 from ratrain.program.setup import Setup
 from ratrain.program.tiers import DISK
 from ratrain.runtime.seats import Groups, Holders, Seat, parts_of_units
+from ratrain.runtime.step.exchange.between_sites import Shared, alike
 from ratrain.runtime.step.exchange.feedback import Residual
 from ratrain.runtime.step.exchange.slots import Slots
 from ratrain.runtime.step.frozen import FROZEN, FrozenShare
@@ -108,18 +110,36 @@ class _OfUnit:
         if self._slots is not None:
             padded, shares = self._layout.size, self._slots.owned
         else:
-            layouts = (self._of.make_unit(name).layout for name in self._cut_alike())
-            padded = max(layout.padded(self._owners) for layout in layouts)
+            padded = self._padded_at(self._of.seat.division, self._owners)
             shares = (slice(*owned_range(padded, len(self._holders), self._place)),)
         return padded, shares if self._layout.size else ()
+
+    def _padded_at(self, division: Division, owners: int) -> int:
+        """Elements of the buffers of a part of the unit that so many ranks own."""
+        layouts = [self._of.make_unit(name).layout for name in self._cut_alike()]
+        if division != self._of.seat.division:
+            layouts = [lay_out(_shapes(layout), division) for layout in layouts]
+        return max(layout.padded(owners) for layout in layouts)
 
     @property
     def _owners(self) -> int:
         """How many equal parts the flat buffers have: one of each holder; where sites average
-        weights every owner anywhere has whole ones of each site's."""
-        if self._across is None:
+        weights in place every owner anywhere has whole ones of each site's."""
+        if self._across is None or self._across.unlike:
             return len(self._holders)
-        return len(self._across.sites) * lcm(*map(len, self._across.sites))
+        return len(self._across.sites) * lcm(*(len(own) for (own,) in self._across.sites))
+
+    def _shared(self) -> Shared | None:
+        """What sites average of it."""
+        across = self._across
+        if across is None or not self._layout.size:
+            return None
+        if not across.unlike:
+            return alike(tuple(own for (own,) in across.sites), self._padded)
+        sizes = tuple(
+            self._padded_at(Division(0, len(numbers)), len(numbers[0])) for numbers in across.sites
+        )
+        return Shared(across.sites, sizes, _shapes(self._layout))
 
     def _cut_alike(self) -> tuple[str, ...]:
         """Units whose buffers are of one size. Those of a tied matrix are, in both of which it
@@ -158,6 +178,7 @@ class _OfUnit:
             outer=_outer(parts),
             own=self._is_own,
             across=self._across,
+            shared=self._shared(),
             mirror=self._mirror(),
         )
 
@@ -198,7 +219,8 @@ class _OfUnit:
 
     def _entry(self, saved: Saved, held: slice) -> Held:
         tier, values = self._local.lasting[saved.family], self._read(saved.name, held)
-        if tier == DISK or (saved.whole and self._slots):
+        unlike = self._slots or (self._across is not None and self._across.unlike)
+        if tier == DISK or (saved.whole and unlike):
             raise SpecError(
                 f"the checkpoint entry {saved.name} is of whole units that replicas hold at unlike "
                 "tensor degrees, or waits on disk, which nothing reads and writes it for",
@@ -333,6 +355,11 @@ class _OfUnit:
         values = torch.cat(pieces) if pieces else self._read_frozen(slice(0, 0))
         elements = padded * values.element_size() // self._dtype.itemsize
         return FrozenShare(elements, shares, values, self._holders, slots)
+
+
+def _shapes(layout: UnitParameters) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Those of the model's parameters."""
+    return tuple((parameter.name, parameter.whole_shape) for parameter in layout.parameters)
 
 
 def _outer(parts: Sequence[OwnedPart]) -> OuterStates | None:

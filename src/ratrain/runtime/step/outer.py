@@ -2,7 +2,7 @@
 
     d = mean of (weights - w)           w: weights as the last outer step left them
     m = momentum m - d
-    w = w - rate (momentum m - d)       Nesterov's step
+    w = w + rate (d - momentum m)       Nesterov's step, with the bits of torch's SGD
 
 All replicas have the same mean, so the same states and the same result, bit by bit. With rate 1 and
 momentum 0 the result is the mean but for rounding. What is averaged may be sent in bf16: it is a
@@ -44,5 +44,5 @@ class OuterStates:
         """An outer step by the mean of what replicas learnt, which becomes the weights behind it.
         Takes no memory besides."""
         self.momentum.mul_(momentum).sub_(mean)
-        self.weights.add_(mean, alpha=rate).sub_(self.momentum, alpha=rate * momentum)
+        self.weights.add_(mean.sub_(self.momentum, alpha=momentum), alpha=rate)
         mean.copy_(self.weights)

@@ -15,7 +15,7 @@ from ratrain.devices import Device
 from ratrain.models.units import Unit
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.tiers import DISK
-from ratrain.runtime.seats import Seat, Seats, at_sites, groups_of, holders_of
+from ratrain.runtime.seats import Seat, Seats, at_sites, groups_of, holders_of, numbers_at_sites
 from ratrain.runtime.step.away import AwayFlat, AwayOptimizer, AwayStates, Clock
 from ratrain.runtime.step.below import Tier, page_tensor
 from ratrain.runtime.step.exchange.buckets import Buckets, made_buckets
@@ -148,7 +148,7 @@ def rank_states(
     sites in a mean (`Across`); left out: all count alike."""
     setup, (dtype, gradient_dtype) = schedule.program.setup, numbers[seat.world_rank]
     holders = holders_of(setup, seats, seat.division.rank)
-    groups = groups_of(setup, seats)
+    groups, unlike = groups_of(setup, seats), numbers_at_sites(setup, seats)
     held = HeldStates(device)
     away = {sort: AwayStates(device) for sort in ("optimizer", "view", "gradient")}
     dtypes = [each.dtype for each in numbers]
@@ -168,12 +168,14 @@ def rank_states(
     stores = {op.unit for op in schedule.ops if op.kind in leave}
     for local in schedule.units:
         name = local.unit.name
-        sites = at_sites(setup, seats, holders[name])
-        here = next(site for site in sites if seat.world_rank in site)
+        at = at_sites(setup, seats, holders[name])
+        here = next(site for site in at if seat.world_rank in site)
         across: Across | None = None
+        sites = unlike.get(name, tuple((site,) for site in at))
         if len(sites) > 1:
-            site = sites.index(here)
-            across = Across(sites, site, weights[site] if weights else 1.0)
+            site = next(number for number, numbers in enumerate(sites) if here in numbers)
+            weight = weights[site] if weights else 1.0
+            across = Across(sites, site, weight, unlike=name in unlike)
         unit = making.unit(local, here, groups.get(name), across)
         unit.by = collectives(unit.name)
         units.append(unit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import lcm
 from typing import NamedTuple
 
 import torch
@@ -18,10 +19,11 @@ from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Groups, Holders
-from ratrain.runtime.step.exchange.between_sites import Range, ranges_between
+from ratrain.runtime.step.exchange.between_sites import Meeting, OwnRange, Shared
 from ratrain.runtime.step.exchange.feedback import Residual
 from ratrain.runtime.step.exchange.integers import Averaging, Integers
 from ratrain.runtime.step.exchange.slots import Slots, Unlike
+from ratrain.runtime.step.exchange.stored import Stored, stored_in
 from ratrain.runtime.step.exchange.unlike_views import UnlikeView
 from ratrain.runtime.step.frozen import FrozenShare
 from ratrain.runtime.step.held import HeldStates
@@ -47,12 +49,14 @@ DIRECTLY = Collectives(DIRECT, DIRECT)
 
 @dataclass(frozen=True)
 class Across:
-    """Who holds a unit at each site, and at which of them this rank is. `weight`: of the site's
-    weights in a mean, over that of a mean of equal sites."""
+    """Who holds a unit at each site, number by number in its tensor groups (where sites have one
+    tensor degree those of the own number alone), and at which of them this rank is. `weight`: of
+    the site's weights in a mean, over that of a mean of equal sites."""
 
-    sites: Groups
+    sites: tuple[Groups, ...]
     site: int
     weight: float = 1.0
+    unlike: bool = False  # sites have other tensor degrees than each other
 
 
 @dataclass
@@ -83,6 +87,7 @@ class UnitState:
     updated: Tensor | None = None  # own shares, until a view that waits elsewhere is gathered
     own: bool = False  # other replicas' or sites' states differ, and are saved by themselves
     across: Across | None = None  # where sites average weights
+    shared: Shared | None = None  # what they average, of what is updated
     mirror: Mirror | None = None  # of another holder's part
     version: int = 0  # steps whose update is in its weights and states; `TORN` during one
 
@@ -201,22 +206,36 @@ class UnitState:
         return self.across.site, len(self.across.sites)
 
     @property
-    def ranges(self) -> list[Range]:
-        """What this rank owns, cut where owners of other sites change, and who averages each with
-        it: in the order in which that is done. None where sites average nothing."""
-        if self.across is None:
-            return []
-        rank = self.holders[self.place]
-        every = ranges_between(self.across.sites, self.padded)
-        return [each for each in every if rank in each.holders]
+    def meeting(self) -> Meeting | None:
+        """Its part in the averages of sites."""
+        if self.across is None or self.shared is None:
+            return None
+        owned, first = self.owned, self.part.begin
+        return Meeting(self.shared, self.across.site, self.place, self.division, owned, first)
+
+    @property
+    def ranges(self) -> list[OwnRange]:
+        """What this rank averages with other sites; none where sites average nothing."""
+        meeting = self.meeting
+        return [] if meeting is None else meeting.ranges
 
     @property
     def saves(self) -> list[slice]:
         """What this rank writes of states that all holders have alike."""
         if self.across is None:
             return [self.owned]
-        parts = ((each.begin, each.part(self.across.site)) for each in self.ranges)
+        parts = ((r.blocks[0].offset, r.part(self.across.site)) for r in self.ranges)
         return [slice(begin + part.start, begin + part.stop) for begin, part in parts]
+
+    @property
+    def stored(self) -> Iterator[Stored]:
+        """What this rank writes of its site's states where sites have unlike tensor degrees: as the
+        parts that all of these have."""
+        assert self.shared is not None
+        owned, whole = self.owned, slice(self.part.begin, self.part.end)
+        blocks = self.shared.blocks(self.division, owned.start, owned.stop)
+        count = lcm(*map(len, self.shared.sites))
+        return stored_in(self.shared.layout, self.division, count, ((b, whole) for b in blocks))
 
     def own_master(self) -> Tensor:
         """Master weights that this rank updates, where replicas or sites average by turns: of its
@@ -233,15 +252,10 @@ class UnitState:
         return slice(self.owned.start - self.part.begin, self.owned.stop - self.part.begin)
 
     def average(self, network: Network, flat: Tensor) -> None:
-        """Of a tensor as `own_master`, the mean over all sites in its place. Each part is added up
-        in the order of sites by one of its owners; where all of a site update the whole unit, its
-        ranks tell each other their parts."""
-        assert self.across is not None
-        for each in self.ranges:
-            mine, part = flat[each.within(self.part.begin)], each.part(self.across.site)
-            network.reduce(mine, mine[part], each.holders, DIRECT, Lane.AVERAGE)
-            mine[part] /= len(each.holders)
-            network.gather(Lane.AVERAGE, mine, each.holders)
+        """Of a tensor as `own_master`, the mean over all sites in its place."""
+        meeting = self.meeting
+        assert meeting is not None
+        meeting.average(network, flat)
         self._tell(network, flat)
 
     def _tell(self, network: Network, mean: Tensor) -> None:
@@ -259,15 +273,12 @@ class UnitState:
     def average_learnt(self, network: Network, integers: Integers, learnt: Tensor) -> None:
         """The same of what replicas or sites learnt, which is sent as integers."""
         assert self.outer is not None and self.outer.residual is not None
-        kept = self.outer.residual.kept
-        if self.across is None:
+        kept, meeting = self.outer.residual.kept, self.meeting
+        if meeting is None:
             averaging = Averaging(network, Lane.REDUCE, self.holders, self.place)
             averaging.average(integers, learnt, kept)
             return
-        for each in self.ranges:
-            averaging = Averaging(network, Lane.AVERAGE, each.holders, self.across.site)
-            here = each.within(self.part.begin)
-            averaging.average(integers, learnt[here], kept[here])
+        meeting.average_learnt(network, integers, learnt, kept)
         self._tell(network, learnt)
 
     @property

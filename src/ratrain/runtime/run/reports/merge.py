@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from ratrain.program.kind import Kind, Lane, Partners
 from ratrain.program.setup import Setup
 from ratrain.runtime.run_files import read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
-from ratrain.runtime.seats import Seat, Seats, at_sites, holders_of
+from ratrain.runtime.seats import Seat, Seats, at_sites, holders_of, numbers_at_sites
 from ratrain.runtime.step.exchange.cells import peers_at, peers_at_other_end
 from ratrain.timeline.timeline import Span, Timeline, write_timeline
 
@@ -94,6 +95,8 @@ class _Partners:
             for replica in setup.replicas
         ]
         self._holders = [holders_of(setup, seats, tensor) for tensor in range(seats.tensor)]
+        unlike = numbers_at_sites(setup, seats).items()
+        self._everyone = {name: tuple(chain(*chain(*sites))) for name, sites in unlike}
 
     def shared_name(self, op: _Ran) -> str:
         """A unit has a place of its own in each replica's words, so a collective is called by the
@@ -122,7 +125,7 @@ class _Partners:
             return shared, [seat.world_rank]
         holders = self._holders[tensor][unit[0]]
         if self._collectives[op.lane] is Partners.HOLDERS:
-            return shared, holders
+            return shared, self._everyone.get(unit[0], holders)
         here = at_sites(self._setup, self._seats, holders)
         return shared, next(site for site in here if seat.world_rank in site)
 

@@ -25,10 +25,11 @@ from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.models.division import COLUMNS, ROWS, Division, cut_dim
 from ratrain.models.parameters import ALIGN, UnitParameters, aligned, lay_out
 from ratrain.program.kind import Lane
-from ratrain.ranges import Block, Copy, copies, cut, overlap, turns
+from ratrain.ranges import Block, Copy, copies, cut, turns
 from ratrain.runtime.seats import Holders
 from ratrain.runtime.step.blocks import blocks_of, view_of
 from ratrain.runtime.step.exchange.collective import Tensors
+from ratrain.runtime.step.exchange.stored import Stored, stored_in
 from ratrain.runtime.step.exchange.sums import add_up
 
 
@@ -36,27 +37,6 @@ class Swaps(Protocol):
     """What slots need of a network."""
 
     def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None: ...
-
-
-@dataclass(frozen=True)
-class Stored:
-    """What a rank writes of a slot to a checkpoint: elements begin .. end of the slot's own buffer,
-    which are a block of the rank's buffer, and zeros behind them. `run`: the rows that it is in."""
-
-    slot: Division
-    begin: int
-    end: int
-    block: Block
-    run: slice
-
-    def pieces(self, values: Tensor) -> Iterator[Tensor]:
-        """The elements, of what the run holds, piece by piece."""
-        rows = view_of(values, self.block, begin=self.run.start)
-        for piece in rows.split(max(1, CHUNK_BYTES // (4 * self.block.stride))):
-            yield piece.reshape(-1)
-        padding = self.end - self.begin - rows.numel()
-        if padding:
-            yield values.new_zeros(padding)
 
 
 @dataclass(frozen=True)
@@ -205,20 +185,8 @@ class Slots:
 
     def stored(self) -> Iterator[Stored]:
         """What this rank writes of its slots."""
-        each = self.count // self._division.degree
-        for number in range(self._division.rank * each, (self._division.rank + 1) * each):
-            slot = Division(number, self.count)
-            for part in blocks_of(self._shared.layout(slot)):
-                for block in self._owned(self._place):
-                    pair = overlap(block, part)
-                    if pair is None:
-                        continue
-                    held, stored = pair
-                    end = stored.end
-                    if stored.rows[1] == part.rows[1] and self._place == self.replicas - 1:
-                        end = part.offset + aligned(part.elements)
-                    run = self._run(block, self._place)
-                    yield Stored(slot, stored.offset, end, held, run)
+        owned = ((block, self._run(block, self._place)) for block in self._owned(self._place))
+        return stored_in(self._shared.layout, self._division, self.count, owned)
 
     def _owned(self, place: int) -> Iterator[Block]:
         """What a replica owns of this rank's buffer."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 
 import numpy as np
 
 from ratrain.program.kind import Kind, Lane, Partners
 from ratrain.program.program import Program
 from ratrain.program.setup import Setup
-from ratrain.runtime.seats import Holders, Seat, Seats, at_sites, holders_of
+from ratrain.runtime.seats import Holders, Seat, Seats, at_sites, holders_of, numbers_at_sites
 from ratrain.runtime.step.exchange.cells import gathers_from, peers_at, peers_at_other_end
 from ratrain.runtime.step.network.connection import Connection
 
@@ -63,7 +63,8 @@ def routes_of(program: Program, seats: Seats) -> Routes:
         by_name[name] for name in by_unit[0] for by_name in by_unit if name in by_name
     )
     groups = dict.fromkeys(site for held in held for site in at_sites(setup, seats, held))
-    among = {Partners.PEERS: tuple(groups), Partners.HOLDERS: tuple(held)}
+    apart = [tuple(chain(*chain(*sites))) for sites in numbers_at_sites(setup, seats).values()]
+    among = {Partners.PEERS: tuple(groups), Partners.HOLDERS: tuple(dict.fromkeys([*held, *apart]))}
     kinds = [Kind(number) for number in np.unique(program.table.kind).tolist()]
     further: dict[Lane, tuple[Holders, ...]] = {}
     for kind in kinds:
