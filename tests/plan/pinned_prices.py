@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from drawn_clusters import drawn
+from member_drafts import member_drafts
 from random_jobs import job
 
 from ratrain.cost.measured import Unmeasured
@@ -40,7 +41,6 @@ from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.plan.search.beam import seeds
 from ratrain.plan.search.drafts import DraftSearch
 from ratrain.plan.search.limits import effort_of
-from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import changed
 
 FILE = Path(__file__).with_suffix(".json")
@@ -193,7 +193,7 @@ def of_drafts(spec: JobSpec) -> Iterator[tuple[str, float]]:
             yield f"{name} ops", weighed([space.clock.ops(each) for each in near])
             clocks = [space.clock.step_s(each) for each in near[:3]]
             yield f"{name} clocks", weighed([each or 0.0 for each in clocks])
-    several = list(islice(members_seeds(space, 1e9), 60))
+    several = member_drafts(space, space.states[0])[:60]
     yield "members", weighed([draft.estimate_s for draft in several])
     yield (
         "0 clocks of members",

@@ -19,7 +19,7 @@ from functools import cache, partial
 from itertools import groupby, islice
 from operator import attrgetter
 
-from ratrain.plan.draft.draft import Draft, shared
+from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import Part, cut_of, layers_moved, part_of, rows_of
 from ratrain.plan.draft.pools import Pipeline, Post, Shape
 from ratrain.plan.draft.space import Space
@@ -67,7 +67,7 @@ def best_shares(space: Space) -> Callable[[Draft], Draft | None]:
         if sequences not in best:
             return None
         parts, shares = zip(*best[sequences][1], strict=True)
-        return shared(space.stages, parts, shares, draft.state)
+        return space.made(parts, shares, draft.state)
 
     return draft_of
 
@@ -87,7 +87,7 @@ def in_best_sizes(space: Space, draft: Draft) -> Draft | None:
     shares = [part.micro_batch * share // best[part, share].micro_batch for part, share in sides]
     if parts == list(draft.parts):
         return None
-    return shared(space.stages, parts, shares, draft.state)
+    return space.made(parts, shares, draft.state)
 
 
 Runs = tuple[int, ...]

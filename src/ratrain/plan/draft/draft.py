@@ -10,7 +10,6 @@ from heapq import heapify, heapreplace
 from math import inf
 
 from ratrain.cost.algorithms import DIRECT
-from ratrain.cost.collectives import reduction_loss, ring_half
 from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.parts import Part
 from ratrain.plan.draft.pools import Post, used_of
@@ -87,27 +86,25 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
     pipe_s = max(part.step_s(share) for part, share in sides)
     has_members = any(part.has_members for part in parts)
     tail_s = _tail_s(stages, parts, state) if len(parts) > 1 or has_members else 0.0
-    trainable = has_members or _is_trainable(stages.job, parts)
+    trainable = _is_trainable(stages.job, parts)
     return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s, trainable)
 
 
 def _is_trainable(job: JobSpec, parts: Sequence[Part]) -> bool:
     kinds = dict.fromkeys(parts)
     ends = {post.tensor for part in kinds for post in (part.shape[0], part.shape[-1])}
-    alike = len({_degrees_of_units(part) for part in kinds}) == 1
+    units = zip(*map(_degrees_of_units, kinds), strict=True)
+    alike = all(len(frozenset[int]().union(*of_unit)) == 1 for of_unit in units)
     if len(ends) > 1 < len(parts) and trains_tied(job):
         alike = False
     return alike or (job.collective == DIRECT and not job.schedule.error_feedback)
 
 
-def _degrees_of_units(part: Part) -> tuple[int, ...]:
-    """The tensor degree of embedding, each layer and head."""
-    layers = [
-        post.tensor
-        for post, count in zip(part.shape, part.layers, strict=True)
-        for _ in range(count)
-    ]
-    return part.shape[0].tensor, *layers, part.shape[-1].tensor
+def _degrees_of_units(part: Part) -> list[frozenset[int]]:
+    """The tensor degrees of embedding, each layer and head, over the members that hold them."""
+    degrees = [frozenset(post.tensor for post in posts) for posts in part.posts]
+    layers = [of for of, count in zip(degrees, part.layers, strict=True) for _ in range(count)]
+    return [degrees[0], *layers, degrees[-1]]
 
 
 def shares_of(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
@@ -179,16 +176,13 @@ def _tail_of(
         link = stages.reduction_link(held)
         params = count * layer + (s == 0) * embedding + (s == last) * head
         for post, work in zip(stage.computing, works, strict=True):
-            whole_s, unit_s = (
-                ring_half(weight_bytes * size / post.tensor, data, link).alone_s(
-                    link.bandwidth_bytes_per_s
-                )
-                for size in (params, max(layer, (s == 0) * embedding))
-            )
+            known = data, link, weight_bytes
+            reduced_s, gathered_s, driving_s = stages.exchange_s(post, params, *known)
+            largest = max(layer, (s == 0) * embedding)
+            unit_s, unit_back_s, _ = stages.exchange_s(post, largest, *known)
             twice = 1 if state.sharding else 2
-            reduced_s = max(twice * whole_s - work.backward_s, twice * unit_s)
-            gathered_s = max(whole_s - work.forward_s, unit_s) if state.sharding else 0.0
-            whole = ring_half(weight_bytes * params / post.tensor, data, link).times(2)
-            driving_s = reduction_loss(stages.pools[post.pool].kind).of(whole)
-            longest = max(longest, reduced_s + gathered_s, driving_s + 2 * unit_s)
+            tail_s = max(twice * reduced_s - work.backward_s, twice * unit_s)
+            if state.sharding:
+                tail_s += max(gathered_s - work.forward_s, unit_back_s)
+            longest = max(longest, tail_s, driving_s + unit_s + unit_back_s)
     return longest

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from heapq import nsmallest
 from itertools import islice
 
@@ -60,23 +59,19 @@ class DraftSearch:
         self._clocked: dict[object, float | None] = {}
 
     def best_of(
-        self,
-        starts: Sequence[Draft],
-        bar_s: float,
-        allowed: Callable[[Draft], bool],
-        seeds: Iterable[Draft] | None = None,
+        self, starts: Sequence[Draft], bar_s: float, allowed: Callable[[Draft], bool]
     ) -> list[Timed]:
         """The best of allowed drafts as simulated, and of those made of the best by changes. Those
-        that cannot be faster than `bar_s` are passed over. `seeds`: whose stages have members, in
-        place of those whose stages have none."""
-        effort = self.effort if seeds is None else self.effort.of_members
-        best_s, tried = bar_s, dict[object, Timed]()
+        that cannot be faster than `bar_s` are passed over."""
+        effort, best_s, tried = self.effort, bar_s, dict[object, Timed]()
         self._left, self._clock_left = limits.DRAFTS_OPS, self.effort.clock_ops
         families: Counter[object] = Counter()
         fitting: set[object] = set()
-        count = slower = 0
-        for time_s, draft in self._priced(starts, allowed, effort, seeds):
-            if count >= effort.simulated or self._left < limits.DRAFTS_OPS // 2:
+        begun = slower = 0
+        most = effort.simulated * (1 if effort.spares_programs else limits.MISFITS)
+        for time_s, draft in self._priced(starts, allowed):
+            is_over = self._left < limits.DRAFTS_OPS // 2
+            if len(tried) >= effort.simulated or begun >= most or is_over:
                 break
             if families[draft.family] >= limits.DRAFTS_ALIKE:
                 continue
@@ -89,7 +84,7 @@ class DraftSearch:
             if spares and draft.work in fitting:
                 continue
             families[draft.family] += 1
-            count += 1
+            begun += 1
             timed_draft = self._simulate(draft, best_s)
             if timed_draft is not None:
                 fitting.add(draft.work)
@@ -97,9 +92,8 @@ class DraftSearch:
                 best_s = min(best_s, timed_draft.step_s)
         fastest = sorted(tried.values(), key=step_of)
         for start in fastest[: effort.climbs]:
-            near = partial(self._simulated_near, effort=effort)
             rounds, gain = limits.DRAFTS_ROUNDS, limits.LEAST_GAIN
-            for better in climbed(start, near, step_of, rounds=rounds, gain=gain):
+            for better in climbed(start, self._simulated_near, step_of, rounds=rounds, gain=gain):
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=step_of)
 
@@ -109,29 +103,23 @@ class DraftSearch:
         return any(2 * plan.bound_bytes > least_bytes for plan in plans)
 
     def _priced(
-        self,
-        starts: Sequence[Draft],
-        allowed: Callable[[Draft], bool],
-        effort: Effort,
-        seeds: Iterable[Draft] | None,
+        self, starts: Sequence[Draft], allowed: Callable[[Draft], bool]
     ) -> list[tuple[float, Draft]]:
         """The drafts that were timed at the grain of stages, the fastest first."""
         must_divide = bool(self.job.schedule.sequence_parallel)
         beam = Beam(
             self.space,
-            effort,
+            self.effort,
             self._ranks_s,
-            lambda: self._clock_left < effort.clock_ops // 2,
-            seeds,
+            lambda: self._clock_left < self.effort.clock_ops // 2,
         )
         priced = beam.best(
             starts, lambda draft: allowed(draft) and (draft.divided or not must_divide)
         )
-        if seeds is None:
-            self.passed_over |= beam.passed_over
-            self.drafts += len(priced)
-        else:
-            self.with_members += len(priced)
+        self.passed_over |= beam.passed_over
+        several = sum(draft.has_members for _, draft in priced)
+        self.with_members += several
+        self.drafts += len(priced) - several
         return priced
 
     def _ranks_s(self, draft: Draft) -> float:
@@ -158,8 +146,6 @@ class DraftSearch:
             return self._clock_s(other) if has_clock else other.estimate_s
 
         for name, move in MOVES.items():
-            if move.members not in (None, draft.has_members):
-                continue
             others = move.of(self.space, draft)
             made = {other.key: other for other in others if other.key != draft.key}
             near = nsmallest(limits.MOVES_SHOWN, made.values(), key=lambda other: other.estimate_s)
@@ -180,7 +166,7 @@ class DraftSearch:
         clock_s = self._clock_s(draft)
         return draft.estimate_s if clock_s is None else clock_s
 
-    def _simulated_near(self, here: Timed, effort: Effort) -> Iterator[Timed]:
+    def _simulated_near(self, here: Timed) -> Iterator[Timed]:
         """Changes of a draft as simulated: the fastest at the grain of stages, of those of the
         least estimate; and its states shared in other ways, which that grain tells apart badly."""
         if self._left < 0:
@@ -204,7 +190,7 @@ class DraftSearch:
             if draft.work == here.draft.work
             and not (_exchanges_more(draft.state) or self.effort.spares_programs)
         )
-        tried = dict.fromkeys((*islice(may_gain, effort.changes), *in_other_states))
+        tried = dict.fromkeys((*islice(may_gain, self.effort.changes), *in_other_states))
         for (
             draft
         ) in tried:  # how states are shared is known whole: the clock tells them apart badly
@@ -224,16 +210,12 @@ class DraftSearch:
         """Whether a change that takes so long at the grain of stages may be faster as a whole."""
         if self._clock_s(change) is None:
             return True
-        if change.has_members:
-            return change.alone_s < here.step_s
         if self._is_long(change) and time_s >= (1 - limits.LONG_GAIN) * self._time_s(here.draft):
             return False
         return time_s < self._margin * here.step_s
 
     def _margin_of(self, draft: Draft) -> float:
         """How far the time of a draft that is simulated whole may be above the best step."""
-        if draft.has_members:
-            return limits.MEMBERS_MARGIN
         if self._clock_s(draft) is None:
             return limits.MARGIN
         return limits.LONG_MARGIN if self._is_long(draft) else self._margin

@@ -14,7 +14,6 @@ FEWEST = 8
 """Devices up to which nearly all drafts are timed."""
 WIDTH = 8
 """Drafts changed in a round for each of so few devices."""
-MEMBERS_ROUNDS = 1
 MARGIN = 1.2
 """A draft is neither timed nor simulated whose estimate is this much above the best step."""
 # ---- layouts of identical replicas ----------------------------------------------------------
@@ -41,6 +40,8 @@ REFINED_ROUNDS = 16
 # ---- the beam among drafts ------------------------------------------------------------------
 SEED_SIZES = 1, 2, 4, 8, 16
 """Micro-batches in which seeds are made."""
+FOLDED = 4
+"""Stages at most of seeds whose stages have several members."""
 POOL_ORDERS = 24
 """Orders of pools in which pipelines begin."""
 WIDTHS = 16
@@ -53,20 +54,11 @@ LEAST_ALONE = 0.95
 """Part of what a draft's slowest replica takes by itself, by the closed form, below which its step
 at the grain of stages does not lie. Measured, not proved: 0.969 was the least of some 9,000 drafts
 on three clusters, and 42 random clusters kept their plans."""
-# ---- seeds whose stages have several members ------------------------------------------------
-SPREADS, FEW_SPREADS = 400, 40
-"""Ways to spread posts over stages that are looked at, the fewest stages first: of all devices in
-one tensor degree, and of other posts."""
-PIPELINES_KEPT, MOST_REPLICAS, SETS_KEPT = 3, 3, 40
-"""Pipelines kept of the same devices; how many a draft has at most; sets kept of so many."""
-MEMBERS_SEEDS = 120
-"""Seeds of each sort: a pipeline of all devices in one tensor degree, any other pipeline, several
-pipelines."""
 # ---- moves ----------------------------------------------------------------------------------
 MOST_STAGES, FULLEST = 16, 6
 """Stages up to which any gives a layer to any; of more, so many give and so many take."""
-MOST_MOVED, MEMBERS_CUTS = 1_000, 6
-"""Layers that are moved one after another: in pipelines, and among members."""
+MOST_MOVED = 1_000
+"""Layers that are moved one after another."""
 # ---- drafts simulated whole -----------------------------------------------------------------
 NEAR = 40
 """Changes of a draft that are timed in a round, those of the least estimate."""
@@ -74,8 +66,6 @@ CLOCK_MARGIN, LONG_MARGIN = 1.02, 1.005
 """A draft is not simulated whole whose time at the grain of stages is this much above the best; the
 second where its program is long. Of few devices, several to a host, `MARGIN` counts in place of the
 first: their links are estimated there."""
-MEMBERS_MARGIN = 1.12
-"""The same of a draft whose stages have members."""
 SLOWER_MARGIN = 1.05
 """The same of a few further drafts (`Effort.slower`): they may leave memory in which some stages
 take larger micro-batches."""
@@ -83,6 +73,8 @@ MOVES_SHOWN = 6
 """What a move makes of the plan that is taken: so many are timed, those of the least estimate."""
 MOVES_OPS = 20_000
 """Ops of compute of a step up to which `explain` tries moves of whole plans."""
+MISFITS = 3
+"""Times as many drafts as are wanted simulated are begun at most: some do not fit."""
 LEAST_GAIN = 1e-6
 """Part of a step that a change must save, as simulated whole."""
 LONG_GAIN = 1e-4
@@ -103,9 +95,9 @@ RESIZED_PLANS = 4
 """Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
 RESIZED_LEAN = 4
 """Plans tried so beside them: slower ones that leave more memory."""
-REORDERED, REORDERED_MEMBERS = 4, 2
+REORDERED = 6
 """Plans of each class, the fastest of each family as simulated, that are tried in other compute
-orders: of those whose stages have one member each, and of the others."""
+orders."""
 SIZES_OPS = 100_000
 """Ops of one step, over all plans that are proved and simulated, after which no more is begun."""
 SIZES_ROUNDS = 100
@@ -140,21 +132,6 @@ class Effort:
     rounds: int = 24  # of changes, at the grain of stages
     seeds: int = 80  # that are timed: of the least estimate, and whose slowest replica takes least
 
-    @property
-    def of_members(self) -> Effort:
-        """The same of drafts whose stages have several members."""
-        quick = self.simulated == _QUICK.simulated
-        return replace(
-            self,
-            width=5,
-            rounds=MEMBERS_ROUNDS,
-            seeds=3 * MEMBERS_SEEDS,
-            simulated=2 if quick else 12,
-            slower=0,
-            climbs=0 if quick else 2,
-            changes=4,
-        )
-
 
 _FEWEST = Effort(
     width=WIDTH * FEWEST,
@@ -167,7 +144,7 @@ _FEWEST = Effort(
     long_ops=inf,
     spares_programs=False,
 )
-_FEW = replace(_FEWEST, width=16, clock_ops=6_000_000)
+_FEW = replace(_FEWEST, width=32, clock_ops=12_000_000)
 _MANY = replace(
     _FEW,
     width=4,

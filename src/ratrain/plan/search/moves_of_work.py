@@ -10,7 +10,7 @@ from math import gcd
 from ratrain.plan.draft.aligned import best_shares, cut_alike, in_best_sizes, moved_alike
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import Part, layers_moved
-from ratrain.plan.draft.pools import in_division, pipeline_of
+from ratrain.plan.draft.pools import in_division
 from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
 from ratrain.plan.layout.enumerate import StateMode, divisions_of
 from ratrain.plan.search.climb import climbed
@@ -50,7 +50,7 @@ def _layers_moved(part: Part) -> Iterator[tuple[int, ...]]:
     count = len(part.layers)
     if count <= MOST_STAGES:
         return layers_moved(part.layers)
-    busiest = sorted(range(count), key=lambda stage: -part.works[stage][0].busy_s)
+    busiest = sorted(range(count), key=lambda stage: -part.stage_s[stage])
     return layers_moved(part.layers, product(sorted(busiest[:FULLEST]), sorted(busiest[-FULLEST:])))
 
 
@@ -114,10 +114,10 @@ def state_sharing(space: Space, draft: Draft) -> Drafts:
 
 def sequence_parallelism(space: Space, draft: Draft) -> Drafts:
     """Sequences divided in tensor groups, or not."""
-    degrees = {post.tensor for part in draft.parts for post in part.shape}
+    degrees = {post.tensor for post in draft.all_posts}
     if len(divisions_of(space.stages.job, degrees)) > 1:
         sides = [
-            side._replace(members=pipeline_of(in_division(side.shape, not draft.divided)))
+            side._replace(members=in_division(side.members, not draft.divided))
             for side in sides_of(draft)
         ]
         yield space.draft(sides, draft.state)
