@@ -12,7 +12,7 @@ from ratrain.plan.draft.draft import Draft, shared, shares_of
 from ratrain.plan.draft.parts import Part, part_of
 from ratrain.plan.draft.pools import FEW, Pipeline, Post, Shape, pipeline_of
 from ratrain.plan.draft.stages import Stages
-from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.enumerate import StateMode, divisors_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import trains_tied
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
@@ -44,6 +44,7 @@ class Space:
         self.stages, self.states = stages, states
         self.counts = tuple(len(pool.devices) for pool in stages.pools)
         self.part = lru_cache(maxsize=1 << 16)(self._part)
+        self.fastest_part = lru_cache(maxsize=1 << 16)(self._fastest_part)
         self.clock = StageClock(stages)
         self.members_states = _of_members(stages, states)
 
@@ -69,6 +70,17 @@ class Space:
         if not 0 < micro_batch <= min(LARGEST_MICRO_BATCH, self.sequences):
             return None
         return part_of(self.stages, members, micro_batch, data, state, layers)
+
+    def _fastest_part(
+        self, members: Pipeline, sequences: int, data: int, state: StateMode
+    ) -> Part | None:
+        """A pipeline with so many sequences in the micro-batch in which it is fastest; None where
+        it fits in none."""
+        made = (self.part(members, size, data, state) for size in divisors_of(sequences))
+        fitting = (part for part in made if part is not None)
+        return min(
+            fitting, key=lambda part: part.step_s(sequences // part.micro_batch), default=None
+        )
 
     def draft(self, sides: Sequence[Side], state: StateMode) -> Draft | None:
         """The draft of these replicas; None where there are not so many devices, one does not fit,

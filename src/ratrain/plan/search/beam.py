@@ -10,7 +10,6 @@ from itertools import islice, pairwise, permutations, product
 from math import inf
 from operator import attrgetter
 
-from ratrain.plan.draft.aligned import best_shares, in_best_sizes
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.pools import (
     Pipeline,
@@ -27,7 +26,7 @@ from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.plan.search import limits
 from ratrain.plan.search.limits import Effort
 from ratrain.plan.search.moves import changed
-from ratrain.plan.search.moves_of_work import layers_between_hosts
+from ratrain.plan.search.moves_of_work import all_shares, best_micro_batches, layers_between_hosts
 
 Priced = tuple[float, Draft]
 
@@ -44,7 +43,6 @@ class Beam:
         enough: Callable[[], bool],
     ) -> None:
         self._space, self._effort, self._time_s, self._enough = space, effort, time_s, enough
-        self._shares = best_shares(space)
         self.passed_over = False
         """Whether a draft was made that is not allowed."""
 
@@ -78,9 +76,8 @@ class Beam:
     def _polished(self, draft: Draft) -> Iterator[Draft | None]:
         """A seed, and what is made of it at once."""
         yield draft
-        yield in_best_sizes(self._space, draft)
-        yield self._shares(draft)
-        yield from layers_between_hosts(self._space, draft)
+        for move in (best_micro_batches, all_shares, layers_between_hosts):
+            yield from move(self._space, draft)
 
     def _front(self, known: dict[object, Priced], width: int) -> list[Draft]:
         """The fastest drafts, a few of each family."""

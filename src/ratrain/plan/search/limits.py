@@ -59,6 +59,8 @@ MOST_STAGES, FULLEST = 16, 6
 """Stages up to which any gives a layer to any; of more, so many give and so many take."""
 MOST_MOVED = 1_000
 """Layers that are moved one after another."""
+MOST_SEQUENCES = 32
+"""Of a batch, that is shared out anew in micro-batches of every size."""
 # ---- drafts simulated whole -----------------------------------------------------------------
 NEAR = 40
 """Changes of a draft that are timed in a round, those of the least estimate."""
