@@ -26,7 +26,6 @@ from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.plan.search import limits
 from ratrain.plan.search.limits import Effort
 from ratrain.plan.search.moves import changed
-from ratrain.plan.search.moves_of_work import all_shares, best_micro_batches, layers_between_hosts
 
 Priced = tuple[float, Draft]
 
@@ -55,8 +54,7 @@ class Beam:
             of_class = [draft for draft in begun.values() if draft.has_members is several]
             for key in ("estimate_s", "alone_s"):
                 best += nsmallest(self._effort.seeds, of_class, key=attrgetter(key))
-        for draft in best:
-            self._price(filter(None, self._polished(draft)), known, allowed, inf)
+        self._price(best, known, allowed, inf)
         polished, looked = set[object](), set[object]()
         for _ in range(self._effort.rounds):
             for draft in self._front(known, limits.POLISHED * self._effort.width):
@@ -72,12 +70,6 @@ class Beam:
                 looked.add(draft.key)
                 self._price(self._near(draft, known), known, allowed, last_s)
         return sorted(known.values(), key=_first)
-
-    def _polished(self, draft: Draft) -> Iterator[Draft | None]:
-        """A seed, and what is made of it at once."""
-        yield draft
-        for move in (best_micro_batches, all_shares, layers_between_hosts):
-            yield from move(self._space, draft)
 
     def _front(self, known: dict[object, Priced], width: int) -> list[Draft]:
         """The fastest drafts, a few of each family."""

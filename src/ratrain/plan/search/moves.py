@@ -62,7 +62,6 @@ for _name, _words, _changes in (
     ("layer", "a layer in another stage", work.a_layer),
     ("neighbours", "two neighbouring stages in the other order", work.two_neighbours),
     ("micro-batch", "half or twice the micro-batch", work.half_or_twice_the_micro_batch),
-    ("between-hosts", "layers between hosts, in all replicas", work.layers_between_hosts),
     ("states", "states shared in another way", work.state_sharing),
     ("sequences", "sequence parallelism on or off", work.sequence_parallelism),
     ("join", "two replicas as one pipeline", devices.two_replicas_joined),
@@ -78,5 +77,6 @@ for _name, _words, _changes in (
     ("best-sizes", "each replica in its best micro-batch", work.best_micro_batches),
     ("best-cuts", "layers in the best place of each pipeline", work.best_cuts),
     ("all-shares", "the batch shared out anew", work.all_shares),
+    ("between-hosts", "layers between hosts, in all replicas", work.layers_between_hosts),
 ):
     declare_move(_name, Move(_words, _changes, polishes=True))
