@@ -1,15 +1,14 @@
 """The search among drafts.
 
 Seeds and what moves make of them are timed at the grain of stages (`search.beam`); the best are
-built, proved and simulated whole, and the fastest of these are changed once more.
+built, proved and simulated whole.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
-from itertools import islice
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.draft import Draft
@@ -22,7 +21,6 @@ from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.search import limits
 from ratrain.plan.search.beam import Beam
-from ratrain.plan.search.climb import climbed
 from ratrain.plan.search.limits import Effort
 from ratrain.plan.search.moves import MOVES, MoveTried, changed
 from ratrain.plan.search.tried import Timed, step_of, timed
@@ -54,15 +52,15 @@ class DraftSearch:
         self._margin = (
             limits.MARGIN if together and not effort.spares_programs else limits.CLOCK_MARGIN
         )
-        self._most = 2 * (effort.simulated + effort.climbs * effort.changes * limits.DRAFTS_ROUNDS)
+        self._most = 2 * effort.simulated
         self._known: dict[object, Timed | None] = {}
         self._clocked: dict[object, float | None] = {}
 
     def best_of(
         self, starts: Sequence[Draft], bar_s: float, allowed: Callable[[Draft], bool]
     ) -> list[Timed]:
-        """The best of allowed drafts as simulated, and of those made of the best by changes. Those
-        that cannot be faster than `bar_s` are passed over."""
+        """The best of allowed drafts as simulated. Those that cannot be faster than `bar_s` are
+        passed over."""
         effort, best_s, tried = self.effort, bar_s, dict[object, Timed]()
         self._left, self._clock_left = limits.DRAFTS_OPS, self.effort.clock_ops
         families: Counter[object] = Counter()
@@ -70,8 +68,7 @@ class DraftSearch:
         begun = slower = 0
         most = effort.simulated * (1 if effort.spares_programs else limits.MISFITS)
         for time_s, draft in self._priced(starts, allowed):
-            is_over = self._left < limits.DRAFTS_OPS // 2
-            if len(tried) >= effort.simulated or begun >= most or is_over:
+            if len(tried) >= effort.simulated or begun >= most or self._left < 0:
                 break
             if families[draft.family] >= limits.DRAFTS_ALIKE:
                 continue
@@ -90,11 +87,6 @@ class DraftSearch:
                 fitting.add(draft.work)
                 tried[timed_draft.draft.key] = timed_draft
                 best_s = min(best_s, timed_draft.step_s)
-        fastest = sorted(tried.values(), key=step_of)
-        for start in fastest[: effort.climbs]:
-            rounds, gain = limits.DRAFTS_ROUNDS, limits.LEAST_GAIN
-            for better in climbed(start, self._simulated_near, step_of, rounds=rounds, gain=gain):
-                tried[better.draft.key] = better
         return sorted(tried.values(), key=step_of)
 
     def is_tight(self, plans: Iterable[Timed]) -> bool:
@@ -107,12 +99,7 @@ class DraftSearch:
     ) -> list[tuple[float, Draft]]:
         """The drafts that were timed at the grain of stages, the fastest first."""
         must_divide = bool(self.job.schedule.sequence_parallel)
-        beam = Beam(
-            self.space,
-            self.effort,
-            self._ranks_s,
-            lambda: self._clock_left < self.effort.clock_ops // 2,
-        )
+        beam = Beam(self.space, self.effort, self._ranks_s, lambda: self._clock_left < 0)
         priced = beam.best(
             starts, lambda draft: allowed(draft) and (draft.divided or not must_divide)
         )
@@ -166,54 +153,6 @@ class DraftSearch:
         clock_s = self._clock_s(draft)
         return draft.estimate_s if clock_s is None else clock_s
 
-    def _simulated_near(self, here: Timed) -> Iterator[Timed]:
-        """Changes of a draft as simulated: the fastest at the grain of stages, of those of the
-        least estimate; and its states shared in other ways, which that grain tells apart badly."""
-        if self._left < 0:
-            return
-        new = [draft for draft in self.near(here.draft) if self._is_new(draft, here.draft)]
-        near = nsmallest(limits.NEAR, new, key=lambda draft: draft.estimate_s)
-        fast = [
-            (self._time_s(draft), draft)
-            for draft in near
-            if self._clock_left > 0 or draft.key in self._clocked
-        ]
-        may_gain = (
-            draft
-            for time_s, draft in sorted(fast, key=_time_of)
-            if self._may_gain(draft, time_s, here)
-        )
-        bar_s = here.step_s
-        in_other_states = (
-            draft
-            for draft in new
-            if draft.work == here.draft.work
-            and not (_exchanges_more(draft.state) or self.effort.spares_programs)
-        )
-        tried = dict.fromkeys((*islice(may_gain, self.effort.changes), *in_other_states))
-        for (
-            draft
-        ) in tried:  # how states are shared is known whole: the clock tells them apart badly
-            neighbour = self._simulate(draft, bar_s)
-            if neighbour is not None:
-                yield neighbour
-                if self.effort.spares_programs:
-                    bar_s = min(bar_s, neighbour.step_s)
-
-    def _is_new(self, change: Draft, draft: Draft) -> bool:
-        """Whether a change is worth a look: not simulated yet, and where programs are long, not
-        the same work with more exchanges."""
-        spares = self.effort.spares_programs and _exchanges_more(change.state)
-        return change.key not in self._known and not (spares and change.work == draft.work)
-
-    def _may_gain(self, change: Draft, time_s: float, here: Timed) -> bool:
-        """Whether a change that takes so long at the grain of stages may be faster as a whole."""
-        if self._clock_s(change) is None:
-            return True
-        if self._is_long(change) and time_s >= (1 - limits.LONG_GAIN) * self._time_s(here.draft):
-            return False
-        return time_s < self._margin * here.step_s
-
     def _margin_of(self, draft: Draft) -> float:
         """How far the time of a draft that is simulated whole may be above the best step."""
         if self._clock_s(draft) is None:
@@ -253,10 +192,6 @@ class DraftSearch:
                 leaned = leaner(self.space, leaned, short) if short else None
             self._known[draft.key] = known
         return self._known[draft.key]
-
-
-def _time_of(timed_draft: tuple[float, Draft]) -> float:
-    return timed_draft[0]
 
 
 def _exchanges_more(state: StateMode) -> bool:

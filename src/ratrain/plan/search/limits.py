@@ -62,8 +62,6 @@ MOST_MOVED = 1_000
 MOST_SEQUENCES = 32
 """Of a batch, that is shared out anew in micro-batches of every size."""
 # ---- drafts simulated whole -----------------------------------------------------------------
-NEAR = 40
-"""Changes of a draft that are timed in a round, those of the least estimate."""
 CLOCK_MARGIN, LONG_MARGIN = 1.02, 1.005
 """A draft is not simulated whole whose time at the grain of stages is this much above the best; the
 second where its program is long. Of few devices, several to a host, `MARGIN` counts in place of the
@@ -77,17 +75,11 @@ MOVES_OPS = 20_000
 """Ops of compute of a step up to which `explain` tries moves of whole plans."""
 MISFITS = 3
 """Times as many drafts as are wanted simulated are begun at most: some do not fit."""
-LEAST_GAIN = 1e-6
-"""Part of a step that a change must save, as simulated whole."""
-LONG_GAIN = 1e-4
-"""Part of a step that a change of a long program must gain at the grain of stages."""
 DRAFTS_ALIKE = 4
 """Drafts simulated at most of the same shapes."""
-DRAFTS_ROUNDS = 8
 BEHIND = 1e3
-DRAFTS_OPS = 200_000
-"""Ops of one step, over all drafts of a class that are simulated, after which no more is begun:
-half of them for the best by estimate, half for what is made of these."""
+DRAFTS_OPS = 100_000
+"""Ops of one step, over all drafts of a class that are simulated, after which no more is begun."""
 # ---- what comes after -----------------------------------------------------------------------
 STARTS = 4
 """Plans of alike replicas that the search for others begins with."""
@@ -127,8 +119,6 @@ class Effort:
     clock_ops: int  # ops of one step, over all drafts timed so, after which no more is begun
     simulated: int  # drafts simulated whole
     slower: int  # further drafts simulated whole, beyond the margin
-    climbs: int  # of these, the fastest, are changed
-    changes: int  # of a draft, of the least estimate, that are simulated in a round
     long_ops: float  # of a program of several shares, above which it takes seconds
     spares_programs: bool  # whether what can hardly gain is not simulated whole
     rounds: int = 24  # of changes, at the grain of stages
@@ -138,28 +128,24 @@ class Effort:
 _FEWEST = Effort(
     width=WIDTH * FEWEST,
     near=40,
-    clock_ops=100_000_000,
+    clock_ops=50_000_000,
     simulated=48,
     slower=8,
-    climbs=4,
-    changes=6,
     long_ops=inf,
     spares_programs=False,
 )
-_FEW = replace(_FEWEST, width=32, clock_ops=12_000_000)
+_FEW = replace(_FEWEST, width=32, clock_ops=6_000_000)
 _MANY = replace(
     _FEW,
     width=4,
     near=24,
-    clock_ops=1_500_000,
+    clock_ops=750_000,
     simulated=5,
     slower=0,
-    climbs=1,
-    changes=2,
     long_ops=100_000,
     spares_programs=True,
 )
-_QUICK = replace(_FEWEST, width=4, near=30, simulated=6, slower=0, climbs=1, changes=2)
+_QUICK = replace(_FEWEST, width=4, near=30, simulated=6, slower=0)
 """What another host would bring is asked once for each kind."""
 
 
