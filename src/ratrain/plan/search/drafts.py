@@ -67,19 +67,18 @@ class DraftSearch:
         fitting: set[object] = set()
         begun = slower = 0
         most = effort.simulated * (1 if effort.spares_programs else limits.MISFITS)
-        for time_s, draft in self._priced(starts, allowed):
+        for _, draft in self._priced(starts, allowed):
             if len(tried) >= effort.simulated or begun >= most or self._left < 0:
                 break
-            if families[draft.family] >= limits.DRAFTS_ALIKE:
+            less_fits = _exchanges_more(draft.state) and draft.work in fitting
+            if less_fits or families[draft.family] >= limits.DRAFTS_ALIKE:
                 continue
+            time_s = self._time_s(draft)
             if time_s > self._margin_of(draft) * best_s:
                 slower += 1
                 wanted = slower <= effort.slower and time_s <= limits.SLOWER_MARGIN * best_s
                 if not (wanted and self.is_tight(tried.values())):
                     continue
-            spares = self.effort.spares_programs and _exchanges_more(draft.state)
-            if spares and draft.work in fitting:
-                continue
             families[draft.family] += 1
             begun += 1
             timed_draft = self._simulate(draft, best_s)
