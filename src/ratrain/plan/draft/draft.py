@@ -68,11 +68,7 @@ class Draft:
     @cached_property
     def work(self) -> object:
         """What is the same of drafts that differ in how states are shared alone."""
-        parts = Counter(
-            (part.members, part.micro_batch, part.layers, part.recovery, share)
-            for part, share in zip(self.parts, self.shares, strict=True)
-        )
-        return frozenset(parts.items())
+        return frozenset(Counter(zip(self.parts, self.shares, strict=True)).items())
 
     @cached_property
     def family(self) -> object:
@@ -93,18 +89,11 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
 def _is_trainable(job: JobSpec, parts: Sequence[Part]) -> bool:
     kinds = dict.fromkeys(parts)
     ends = {post.tensor for part in kinds for post in (part.shape[0], part.shape[-1])}
-    units = zip(*map(_degrees_of_units, kinds), strict=True)
+    units = zip(*(part.degrees_of_units for part in kinds), strict=True)
     alike = all(len(frozenset[int]().union(*of_unit)) == 1 for of_unit in units)
     if len(ends) > 1 < len(parts) and trains_tied(job):
         alike = False
     return alike or (job.collective == DIRECT and not job.schedule.error_feedback)
-
-
-def _degrees_of_units(part: Part) -> list[frozenset[int]]:
-    """The tensor degrees of embedding, each layer and head, over the members that hold them."""
-    degrees = [frozenset(post.tensor for post in posts) for posts in part.posts]
-    layers = [of for of, count in zip(degrees, part.layers, strict=True) for _ in range(count)]
-    return [degrees[0], *layers, degrees[-1]]
 
 
 def shares_of(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:

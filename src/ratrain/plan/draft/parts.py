@@ -84,6 +84,13 @@ class Part:
         return tuple(stage.posts for stage in self.members)
 
     @cached_property
+    def degrees_of_units(self) -> list[frozenset[int]]:
+        """The tensor degrees of embedding, each layer and head, over the members that hold them."""
+        degrees = [frozenset(post.tensor for post in posts) for posts in self.posts]
+        layers = [of for of, count in zip(degrees, self.layers, strict=True) for _ in range(count)]
+        return [degrees[0], *layers, degrees[-1]]
+
+    @cached_property
     def recovery(self) -> tuple[Recovery, ...]:
         """Of all members of all stages."""
         return tuple(
