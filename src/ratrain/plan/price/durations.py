@@ -149,8 +149,7 @@ def costs_of_places(
         Cost.SEND_OUTPUT: _sends(setup, units, ports, lambda unit: unit.following),
         Cost.SEND_GRADIENT: _sends(setup, units, ports, lambda unit: unit.previous),
     }
-    for cost, time_s in _COMPUTE.items():
-        priced[cost] = fixed_work(np.array([time_s(unit.times) for unit in units]))
+    priced |= _computed(units)
     for cost, transfer in _collectives(job, setup).items():
         link_of = _sums_link if cost is Cost.TENSOR_SUM else _group_link
         priced[cost] = _group_work(units, ports, transfer, link_of)
@@ -184,6 +183,19 @@ _COMPUTE: dict[Cost, Callable[[BlockTimes], float]] = {
 }
 
 
+def _computed(units: Sequence[UnitPlace]) -> dict[str, Work]:
+    return {
+        cost: fixed_work(np.array([time_s(unit.times) for unit in units]))
+        for cost, time_s in _COMPUTE.items()
+    }
+
+
+def costs_of_compute(units: Sequence[UnitPlace]) -> Costs:
+    """The same of compute alone."""
+    priced = _computed(units)
+    return Costs({k: priced[k.cost] for k in Kind if k.cost in priced}, _Ports().rate)
+
+
 def _declared(seconds: Seconds, setup: Setup, places: Sequence[UnitPlace]) -> Work:
     """The work of a cost that is declared as seconds of each unit on its device."""
     pairs = zip(_described(setup), places, strict=True)
@@ -198,6 +210,13 @@ def _described(setup: Setup) -> Iterator[Unit]:
 Priced = tuple[Transfer, int, int]
 """What is sent, through which port, and into which port of the other end."""
 UNSENT: Priced = NOTHING, NO_LINK, NO_LINK
+
+
+def _of_each(price: Callable[[UnitPlace], Priced], units: Sequence[UnitPlace]) -> Work:
+    """Layers of a stage that stand in one place are priced once."""
+    known = {id(unit): unit for unit in units}
+    prices = {name: price(unit) for name, unit in known.items()}
+    return _work_of(prices[id(unit)] for unit in units)
 
 
 def _work_of(rows: Iterable[Priced]) -> Work:
@@ -296,7 +315,7 @@ def _group_work(
             return UNSENT
         return transfer(unit, link), ports.out(unit.rank, link), ports.into(unit.rank, link)
 
-    return _work_of(map(priced, units))
+    return _of_each(priced, units)
 
 
 def _sums_link(unit: UnitPlace) -> Link | None:
@@ -346,7 +365,7 @@ def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
         taken_s = device.driving.lost_beside * time_s
         return replace(alone, driving_s=taken_s), ports.memory(unit), NO_LINK
 
-    return _work_of(map(updated, units))
+    return _of_each(updated, units)
 
 
 def _mirrored(job: JobSpec, setup: Setup) -> Callable[[UnitPlace, Link], Transfer]:
@@ -394,7 +413,7 @@ def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports)
         sent = tied_sum(job, device, parts, end.link)
         return sent, ports.out(unit.rank, end.link), ports.into(end.rank, end.link)
 
-    return _work_of(map(tie, units))
+    return _of_each(tie, units)
 
 
 def _saves(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
@@ -429,10 +448,11 @@ def _is_given(job: JobSpec, setup: Setup, unit: UnitPlace) -> bool:
 
 def _copied_weights(units: Sequence[UnitPlace], ports: _Ports) -> Work:
     """A copy of a unit's weights, read and written once."""
-    return _work_of(
-        (Transfer(0.0, 2.0 * COPY_BYTES * unit.params, 0.0), ports.memory(unit), NO_LINK)
-        for unit in units
-    )
+
+    def copied(unit: UnitPlace) -> Priced:
+        return Transfer(0.0, 2.0 * COPY_BYTES * unit.params, 0.0), ports.memory(unit), NO_LINK
+
+    return _of_each(copied, units)
 
 
 Moved = Callable[[Setup, Unit, UnitPlace], float]

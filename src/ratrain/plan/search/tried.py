@@ -156,7 +156,8 @@ def _may_be_faster(plan: Plan, bar_s: float) -> bool:
 
 def _least_s(plan: Plan, costs: PlanCosts) -> float:
     """No program of a plan takes less."""
-    return least_step_s(plan.strategy, plan.setup, plan.choices, costs.of(plan.setup))
+    of_compute = costs.of_compute(plan.setup)
+    return least_step_s(plan.strategy, plan.setup, plan.choices, of_compute)
 
 
 def _short_ranks(verdict: Verdict) -> tuple[int, ...]:
