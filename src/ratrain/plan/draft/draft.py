@@ -87,13 +87,14 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
 
 
 def _is_trainable(job: JobSpec, parts: Sequence[Part]) -> bool:
+    if job.collective == DIRECT and not job.schedule.error_feedback:
+        return True
     kinds = dict.fromkeys(parts)
     ends = {post.tensor for part in kinds for post in (part.shape[0], part.shape[-1])}
     units = zip(*(part.degrees_of_units for part in kinds), strict=True)
-    alike = all(len(frozenset[int]().union(*of_unit)) == 1 for of_unit in units)
     if len(ends) > 1 < len(parts) and trains_tied(job):
-        alike = False
-    return alike or (job.collective == DIRECT and not job.schedule.error_feedback)
+        return False
+    return all(len(frozenset[int]().union(*of_unit)) == 1 for of_unit in units)
 
 
 def shares_of(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
@@ -144,15 +145,19 @@ def _tail_s(stages: Stages, parts: Sequence[Part], state: StateMode) -> float:
     for part in alike:
         holders |= stages.holders(part.posts, part.layers)
     used = {stages.pools[post.pool].kind for part in alike for of in part.posts for post in of}
-    gathered = gathered_bytes_per_param(stages.job, used)
-    return max(_tail_of(stages, part, len(parts) - 1, holders, gathered, state) for part in alike)
+    gathered, shares = gathered_bytes_per_param(stages.job, used), state.sharding > 0
+    key = len(parts) - 1, holders, gathered, shares
+    for part in alike:
+        if key not in part.tails_s:
+            part.tails_s[key] = _tail_of(stages, part, *key)
+    return max(part.tails_s[key] for part in alike)
 
 
 def _tail_of(
-    stages: Stages, part: Part, beside: int, holders: int, weight_bytes: int, state: StateMode
+    stages: Stages, part: Part, beside: int, holders: int, weight_bytes: int, shares: bool
 ) -> float:
     """The same of one of them; `beside`: further replicas, `holders`: the pools of each layer,
-    `weight_bytes`: of a gathered parameter."""
+    `weight_bytes`: of a gathered parameter, `shares`: whether they share states."""
     embedding, layer, head = stages.trained
     last, longest = len(part.members) - 1, 0.0
     for s, (stage, works, count) in enumerate(
@@ -169,9 +174,9 @@ def _tail_of(
             reduced_s, gathered_s, driving_s = stages.exchange_s(post, params, *known)
             largest = max(layer, (s == 0) * embedding)
             unit_s, unit_back_s, _ = stages.exchange_s(post, largest, *known)
-            twice = 1 if state.sharding else 2
+            twice = 1 if shares else 2
             tail_s = max(twice * reduced_s - work.backward_s, twice * unit_s)
-            if state.sharding:
+            if shares:
                 tail_s += max(gathered_s - work.forward_s, unit_back_s)
             longest = max(longest, tail_s, driving_s + unit_s + unit_back_s)
     return longest

@@ -145,6 +145,11 @@ class Part:
         return tuple(served(works, micro_batches) for works in self.works)
 
     @cached_property
+    def tails_s(self) -> dict[tuple[int, int, int, bool], float]:
+        """What follows the last micro-batch beside other replicas, as far as was asked for."""
+        return {}
+
+    @cached_property
     def _steps_s(self) -> dict[int, float]:
         """What was asked for: mixes, shares and changes ask the same again and again."""
         return {}

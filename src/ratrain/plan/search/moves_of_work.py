@@ -213,16 +213,18 @@ def all_shares(space: Space, draft: Draft) -> Drafts:
         return
     best: dict[int, tuple[float, tuple[tuple[Part, int], ...]]] = {0: (0.0, ())}
     for place, members in enumerate((part.members for part in draft.parts), 1):
+        counts = range(1, sequences - data + 2)
+        parts = ((n, space.fastest_part(members, n, data, draft.state)) for n in counts)
+        made = [(n, part, n // part.micro_batch) for n, part in parts if part is not None]
+        alone = [(n, part.step_s(share), (part, share)) for n, part, share in made]
         longer: dict[int, tuple[float, tuple[tuple[Part, int], ...]]] = {}
         for taken, (slowest_s, sides) in best.items():
-            for count in range(1, sequences - taken - (data - place) + 1):
-                part = space.fastest_part(members, count, data, draft.state)
-                if part is None:
-                    continue
-                share = count // part.micro_batch
-                step_s = max(slowest_s, part.step_s(share))
-                if step_s < longer.get(taken + count, (inf,))[0]:
-                    longer[taken + count] = step_s, (*sides, (part, share))
+            for count, alone_s, side in alone:
+                step_s, after = max(slowest_s, alone_s), taken + count
+                if after > sequences - (data - place):
+                    break
+                if step_s < longer.get(after, (inf,))[0]:
+                    longer[after] = step_s, (*sides, side)
         best = longer
     if sequences in best:
         parts, shares = zip(*best[sequences][1], strict=True)
