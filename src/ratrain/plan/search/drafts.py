@@ -21,12 +21,11 @@ from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.search import limits
 from ratrain.plan.search.beam import Beam
+from ratrain.plan.search.layouts import Progress
 from ratrain.plan.search.limits import Effort
 from ratrain.plan.search.moves import MOVES, MoveTried, changed
 from ratrain.plan.search.tried import Timed, step_of, timed
 from ratrain.program.strategies import Strategy
-
-Progress = Callable[[int, int], None]
 
 
 class DraftSearch:

@@ -22,7 +22,8 @@ from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.kind_speed import least_step_s
 from ratrain.plan.search import limits
-from ratrain.plan.search.drafts import DraftSearch, Progress
+from ratrain.plan.search.drafts import DraftSearch
+from ratrain.plan.search.layouts import Progress
 from ratrain.plan.search.limits import effort_of
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.plan_moves import LAYER_MAJOR, SPLIT, Reordered, Reordering, improved
