@@ -23,13 +23,15 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.case.case import Case, case_of_plan
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.on_devices import plans_of
-from ratrain.plan.draft.space import Space
+from ratrain.plan.draft.pools import Post, StageMembers
+from ratrain.plan.draft.space import Side, Space
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.writing import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
+from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search.drafts import DraftSearch
 from ratrain.plan.search.limits import effort_of
 from ratrain.plan.search.moves import MOVES, changed
@@ -183,6 +185,25 @@ def test_changes_move_a_layer_or_a_device_and_leave_one_idle(tmp_path: Path) -> 
     assert any(o.micro_batch == 2 for o in others)
     counts = {sum(draft.used(2)) - sum(start.used(2)) for draft in near}
     assert counts >= {-1, 0}
+
+
+def test_a_stage_fits_as_its_proof_says_where_another_stage_has_more_holders(
+    tmp_path: Path,
+) -> None:
+    """What reductions need is sized by the most holders of any stage."""
+    spec, fast, slow = two_kinds(tmp_path), Post(0, 1), Post(1, 1)
+    side = Side((StageMembers((fast,)), StageMembers((slow,) * 3)), 1, (2, 2))
+    space = space_of(spec)
+    draft = space.draft([side], LEVEL_1)
+    assert draft is not None
+    plan = next(plans_of(spec, space.stages.pools, draft))
+    proved, _ = tried_out(plan)
+    peak = max(bound.total_bytes for bound in proved.verdict.bounds)
+    assert peak == proved.verdict.bounds[0].total_bytes
+    for missing in (0, 1):
+        tight = space_of(with_budget(spec, peak - missing)).draft([side], LEVEL_1)
+        assert tight is not None
+        assert (tight.parts[0].recovery[0] is Recovery.NONE) is (missing == 0)
 
 
 @pytest.mark.slow
