@@ -29,9 +29,8 @@ from ratrain.plan.layout.placement import devices_of_sites
 from ratrain.plan.layout.plan import Plan, plan_of_row
 from ratrain.plan.layout.replica import PlacedReplica
 from ratrain.plan.price.kind_speed import kind_speed, least_step_s
-from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search.layouts import Checked, Progress, check
-from ratrain.plan.search.tried import Tried, step_of
+from ratrain.plan.search.tried import Tried, step_of, tried_plan
 from ratrain.plan.search.unequal import UnequalSearch
 
 NEAR = 3
@@ -186,13 +185,9 @@ def _tried(
     differ in it."""
     try:
         plan = _joined(job, mode, [option.plan() for option in options])
-        proved, ran = tried_out(plan)
+        return None if plan.is_layout else tried_plan(plan, estimate_s)[0]
     except (SpecError, ProgramError):
         return None
-    if ran is None or plan.is_layout:
-        return None
-    bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
-    return Tried(plan, estimate_s, ran.step_time_s, bound_bytes)
 
 
 def _joined(job: JobSpec, mode: StateMode, parts: Sequence[Plan]) -> Plan:
