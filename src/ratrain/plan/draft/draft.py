@@ -39,6 +39,18 @@ class Draft:
         return any(part.has_members for part in self.parts)
 
     @property
+    def shares_states(self) -> bool:
+        """Whether anyone holds what someone else holds too."""
+        return len(self.parts) > 1 or self.has_members
+
+    @property
+    def exchanges_more(self) -> bool:
+        """Whether states travel with every micro-batch: never faster than where all fits
+        without."""
+        state = self.state
+        return self.shares_states and (state.sharded_gradients or state.sharding == 3)
+
+    @property
     def all_posts(self) -> Iterator[Post]:
         return (post for part in self.parts for shape in part.posts for post in shape)
 
@@ -63,7 +75,7 @@ class Draft:
     def key(self) -> object:
         """What tells drafts apart: the order of parts does not, nor how a part alone would share
         its states."""
-        return self.work, self.state if len(self.parts) > 1 or self.has_members else None
+        return self.work, self.state if self.shares_states else None
 
     @cached_property
     def work(self) -> object:

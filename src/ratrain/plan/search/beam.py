@@ -48,7 +48,10 @@ class Beam:
     def best(self, starts: Iterable[Draft], allowed: Callable[[Draft], bool]) -> list[Priced]:
         """The drafts that were priced, the fastest first."""
         known: dict[object, Priced] = {}
-        begun = {draft.key: draft for draft in self._seeds() if self._is_allowed(draft, allowed)}
+        begun = dict[object, Draft]()
+        for draft in self._seeds():
+            if draft.key not in begun and self._is_allowed(draft, allowed):
+                begun[draft.key] = draft
         best = [*starts]
         for several in (False, True):  # what is estimated of members is a bound
             of_class = [draft for draft in begun.values() if draft.has_members is several]

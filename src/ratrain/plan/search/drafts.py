@@ -63,14 +63,15 @@ class DraftSearch:
         effort, best_s, tried = self.effort, bar_s, dict[object, Timed]()
         self._left, self._clock_left = limits.DRAFTS_OPS, self.effort.clock_ops
         families: Counter[object] = Counter()
-        fitting: set[object] = set()
         begun = slower = 0
         most = effort.simulated * (1 if effort.spares_programs else limits.MISFITS)
-        for _, draft in self._priced(starts, allowed):
+        priced = self._priced(starts, allowed)
+        lighter = {draft.work for _, draft in priced if not draft.exchanges_more}
+        for _, draft in priced:
             if len(tried) >= effort.simulated or begun >= most or self._left < 0:
                 break
-            less_fits = _exchanges_more(draft.state) and draft.work in fitting
-            if less_fits or families[draft.family] >= limits.DRAFTS_ALIKE:
+            is_slower = draft.exchanges_more and draft.work in lighter
+            if is_slower or families[draft.family] >= limits.DRAFTS_ALIKE:
                 continue
             time_s = self._time_s(draft)
             if time_s > self._margin_of(draft) * best_s:
@@ -82,7 +83,6 @@ class DraftSearch:
             begun += 1
             timed_draft = self._simulate(draft, best_s)
             if timed_draft is not None:
-                fitting.add(draft.work)
                 tried[timed_draft.draft.key] = timed_draft
                 best_s = min(best_s, timed_draft.step_s)
         return sorted(tried.values(), key=step_of)
@@ -113,7 +113,7 @@ class DraftSearch:
         clock_s = self._clock_s(draft)
         if clock_s is not None:
             return clock_s
-        is_behind = _exchanges_more(draft.state) and not draft.has_members
+        is_behind = draft.exchanges_more and not draft.has_members
         return draft.estimate_s * (limits.BEHIND if is_behind else 1.0)
 
     def near(self, draft: Draft) -> Iterable[Draft]:
@@ -190,12 +190,6 @@ class DraftSearch:
                 leaned = leaner(self.space, leaned, short) if short else None
             self._known[draft.key] = known
         return self._known[draft.key]
-
-
-def _exchanges_more(state: StateMode) -> bool:
-    """Whether replicas exchange states with every micro-batch: never faster than where all fits
-    without."""
-    return state.sharded_gradients or state.sharding == 3
 
 
 def _states(job: JobSpec, chosen: Strategy) -> tuple[StateMode, ...]:

@@ -18,14 +18,16 @@ Place = tuple[int, int]
 
 def anew(space: Space, draft: Draft, pipelines: Sequence[Pipeline], like: int = 0) -> Draft | None:
     """The replicas of a draft with other pipelines, and the batch shared out anew. `like`: whose
-    micro-batch new ones have."""
+    micro-batch new ones have. Where nobody shared states, in the first way in which it fits."""
     sides = sides_of(draft)
     made = [
         side._replace(share=None) if members == side.members else Side(members, side.micro_batch)
         for members, side in zip(pipelines, sides, strict=False)
     ]
     made += [Side(members, sides[like].micro_batch) for members in pipelines[len(sides) :]]
-    return space.draft([side for side in made if side.members], draft.state)
+    used = [side for side in made if side.members]
+    states = [draft.state] if draft.shares_states else space.states
+    return next(filter(None, (space.draft(used, state) for state in states)), None)
 
 
 def _pipelines(draft: Draft) -> tuple[Pipelines, list[list[int]], list[int]]:

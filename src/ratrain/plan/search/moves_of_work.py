@@ -151,7 +151,7 @@ def _recut(stages: Stages, part: Part, wanted: Runs, data: int, state: StateMode
 
 def state_sharing(space: Space, draft: Draft) -> Drafts:
     """States shared among replicas in another way."""
-    if len(draft.parts) > 1 or draft.has_members:
+    if draft.shares_states:
         for state in space.states:
             if state != draft.state:
                 yield space.draft(sides_of(draft), state)
