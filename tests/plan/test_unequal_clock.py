@@ -193,6 +193,19 @@ def test_a_draft_s_estimate_has_the_reductions_and_gathers_of_the_clock(
         assert known[:2] == pytest.approx(timed_s, rel=1e-12)
 
 
+def test_one_replica_is_timed_whatever_way_to_share_states_it_has_nobody_for(
+    tmp_path: Path,
+) -> None:
+    stages = stages_of(unequal_job(tmp_path))
+    members, clock = pipeline_of((Post(0, 1), Post(1, 1))), StageClock(stages)
+    times_s = set[float | None]()
+    for state in (LEVEL_1, StateMode(0, False), StateMode(3, True)):
+        part = part_of(stages, members, 1, 1, state)
+        assert part is not None
+        times_s.add(clock.step_s(shared(stages, [part], [24], state)))
+    assert len(times_s) == 1 and None not in times_s
+
+
 def test_what_is_frozen_is_neither_reduced_nor_updated(tmp_path: Path) -> None:
     spec = unequal_job(tmp_path, sequences=8)
     spec = replace(spec, train=replace(spec.train, freeze=("self_attn",)))
