@@ -117,6 +117,7 @@ class Stages:
         self.blocks = kinds_of_block(job)
         self.trained = tuple(trained_params(job, block, 2) for block in self.blocks)
         self._links = PoolLinks(job.cluster.spec, pools)
+        self.sized = cache(self._sized)
         self.row = cache(self._row)
         self.rows = cache(self._rows)
         self.times = cache(self._times)
@@ -136,7 +137,7 @@ class Stages:
     def links(self) -> PoolLinks:
         return self._links
 
-    def sized(self, micro_batch: int, layout: LayoutSpec) -> JobSpec:
+    def _sized(self, micro_batch: int, layout: LayoutSpec) -> JobSpec:
         batch = Batch(self.job.batch.sequences, micro_batch)
         return replace(self.job, batch=batch, layout=layout)
 
@@ -306,6 +307,7 @@ class Stages:
         """Of the whole batch."""
         return -(-self.job.batch.sequences // micro_batch)
 
+    @cached_property
     def _every_row(self) -> tuple[Ints, Ints]:
         """A row for every number of layers in every mode: both."""
         most, count = self.job.model.spec.layers + 1, len(self.modes)
@@ -319,7 +321,7 @@ class Stages:
 
     def _works(self, post: Post, micro_batch: int) -> tuple[tuple[tuple[StageWork, ...], ...], ...]:
         """By the units at its ends (`ENDS`), by mode, by layers."""
-        layers, recovery = self._every_row()
+        layers, recovery = self._every_row
         units, buffer = self.seconds(post, micro_batch), self.job.schedule.recovery_buffer
 
         def column(unit: int, name: str) -> Floats:
@@ -355,7 +357,7 @@ class Stages:
     ) -> Ints:
         """Bytes of a rank: by mode, by layers, by ends, by micro-batches held. What reductions need
         is sized by as many as hold any stage."""
-        layers, recovery = self._every_row()
+        layers, recovery = self._every_row
         layout = replace(post.layout, pipeline=2, data=data)
         first, last = np.repeat(ENDS, HELD, axis=1)
         held = np.tile(np.arange(block * HELD, (block + 1) * HELD), ENDS.shape[1])
