@@ -69,7 +69,7 @@ def drafts_of(space: Space, size: int = 1, state: StateMode = LEVEL_1) -> list[D
 
 def search(spec: JobSpec, *states: StateMode) -> list[Timed]:
     """What is found of stages with members, by themselves."""
-    seeker = DraftSearch(spec, inf, None, effort_of(spec.cluster.devices))
+    seeker = DraftSearch(spec, None, effort_of(spec.cluster.devices))
     seeker.space = space_of(spec, *states)
     return seeker.best_of((), inf, lambda draft: draft.has_members)
 

@@ -116,7 +116,7 @@ class Stages:
         self.job, self.pools, self.strategy, self.modes = job, pools, strategy, modes
         self.blocks = kinds_of_block(job)
         self.trained = tuple(trained_params(job, block, 2) for block in self.blocks)
-        self._links = PoolLinks(job.cluster.spec, pools)
+        self.links = PoolLinks(job.cluster.spec, pools)
         self.sized = cache(self._sized)
         self.row = cache(self._row)
         self.rows = cache(self._rows)
@@ -133,10 +133,6 @@ class Stages:
         self.reduction_link = cache(self._reduction_link)
         self.exchange_s = cache(self._exchange_s)
 
-    @property
-    def links(self) -> PoolLinks:
-        return self._links
-
     def _sized(self, micro_batch: int, layout: LayoutSpec) -> JobSpec:
         batch = Batch(self.job.batch.sequences, micro_batch)
         return replace(self.job, batch=batch, layout=layout)
@@ -144,7 +140,7 @@ class Stages:
     def _times(self, post: Post, micro_batch: int) -> tuple[BlockTimes, ...]:
         """Of an embedding, a layer, a head, and a layer in selective recovery."""
         layout = post.layout
-        job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
+        job, link = self.sized(micro_batch, layout), self.links.inside(post.pool, post.tensor)
         kind = self.pools[post.pool].kind
 
         def time(block: Block, *, selective: bool = False) -> BlockTimes:
@@ -158,7 +154,7 @@ class Stages:
         self, post: Post, micro_batch: int
     ) -> tuple[UnitSeconds, UnitSeconds, UnitSeconds]:
         """Of an embedding, a layer and a head."""
-        layout, link = post.layout, self._links.inside(post.pool, post.tensor)
+        layout, link = post.layout, self.links.inside(post.pool, post.tensor)
         job, kind = self.sized(micro_batch, layout), self.pools[post.pool].kind
         times = self.times(post, micro_batch)
         return units_seconds(job, self.strategy, layout, kind, link, times)
@@ -196,12 +192,12 @@ class Stages:
         self, source: Post, target: Post, micro_batch: int
     ) -> tuple[Transfer, Link] | None:
         """A tensor from one post to another, and its link; None where there is none."""
-        link = self._links.boundary(source.pool, target.pool)
+        link = self.links.boundary(source.pool, target.pool)
         if link is None:
             return None
         layout = replace(source.layout, pipeline=2)
         size_bytes = sent_boundary_bytes(self.sized(micro_batch, layout))
-        inside = self._links.inside(target.pool, target.tensor)
+        inside = self.links.inside(target.pool, target.tensor)
         kind = self.pools[source.pool].kind
         groups = source.layout, target.layout
         sent = boundary_message(self.job, size_bytes, link, kind, groups, inside)
@@ -244,7 +240,7 @@ class Stages:
         while holders:
             of_layers.add(frozenset(pool for pool in range(pools) if holders >> pool & 1))
             holders >>= pools
-        return min(map(self._links.slowest, of_layers), key=speed)
+        return min(map(self.links.slowest, of_layers), key=speed)
 
     def _rows(
         self,

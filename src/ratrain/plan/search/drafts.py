@@ -31,13 +31,11 @@ from ratrain.program.strategies import Strategy
 class DraftSearch:
     """A search under way: what was simulated, and how many."""
 
-    def __init__(
-        self, job: JobSpec, known_s: float, progress: Progress | None, effort: Effort
-    ) -> None:
+    def __init__(self, job: JobSpec, progress: Progress | None, effort: Effort) -> None:
         chosen = strategy_of(job)
         pools = pools_of(job.cluster.members())
         codes = codes_of(job, chosen)
-        self.job, self.known_s, self.progress = job, known_s, progress
+        self.job, self.progress = job, progress
         self.stages = Stages(job, pools, chosen, [MODES[code] for code in codes])
         self.states = _states(job, chosen)
         self.space = Space(self.stages, self.states)

@@ -87,7 +87,7 @@ def unequal_search(
     devices less is tried."""
     began = time.perf_counter()
     whole_s = known_s if whole_s is None else whole_s
-    seeker = DraftSearch(job, whole_s, progress, effort_of(job.cluster.devices, quick=quick))
+    seeker = DraftSearch(job, progress, effort_of(job.cluster.devices, quick=quick))
     starts = [start for plan in known if (start := of_plan(seeker.stages, plan)) is not None]
     trains = job.backend.trains
     alone = seeker.best_of(starts, whole_s, lambda draft: draft.trainable) if trains else []
