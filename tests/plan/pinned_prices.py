@@ -180,7 +180,7 @@ def of_plans(spec: JobSpec) -> Iterator[tuple[str, float]]:
 
 def of_drafts(spec: JobSpec) -> Iterator[tuple[str, float]]:
     """What a search's closed form and its clocks say of drafts, of stages with members too."""
-    seeker = DraftSearch(spec, 1e9, None, effort_of(spec.cluster.devices))
+    seeker = DraftSearch(spec, None, effort_of(spec.cluster.devices))
     space, dice = seeker.space, Random(3)
     assert isinstance(space, Space) and isinstance(space.stages, Stages)
     for state in space.states[:3]:
