@@ -160,11 +160,12 @@ def of_plans(spec: JobSpec) -> Iterator[tuple[str, float]]:
         recovery = fitted(group)[0]
         plan = plan_of_row(group, Random(number).randrange(len(group)), recovery[0])
         setup, costs = plan.setup, costs_of(plan, plan.setup)
-        yield f"{number} rates", weighed(costs.link_rate_bytes_per_s)
+        yield f"{number} rates", weighed(np.sort(costs.link_rate_bytes_per_s))
         faster = computing_faster(costs, setup, [0], 2.0), sending_faster(costs, setup, [0], 2.0)
         for which, each in enumerate((costs, *faster)):
             for kind, work in each.work.items():
-                parts = (work.fixed_s, work.volume_bytes, work.interrupt_s, work.link)
+                rates = np.append(each.link_rate_bytes_per_s, 0.0)[work.link]
+                parts = (work.fixed_s, work.volume_bytes, work.interrupt_s, rates)
                 yield (
                     f"{number}.{which} {kind.name}",
                     sum((n + 1) * weighed(part) for n, part in enumerate(parts)),

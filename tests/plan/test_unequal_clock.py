@@ -107,8 +107,8 @@ def test_stages_of_several_members_take_as_long_as_in_the_whole_program(
     for draft in (*dice.sample(alone, 8), *dice.sample(several, 4)):
         plan, stage_s = timed(spec, stages.pools, draft, inf)[0], space.clock.step_s(draft)
         off.append(inf if plan is None or stage_s is None else abs(stage_s / plan.step_s - 1))
-    assert sorted(off)[8] < 1e-9, off
-    assert max(off) < 0.02, off  # a short and a long step may alternate
+    assert sorted(off)[6] < 1e-9, off
+    assert max(off) < 0.02, off  # where members hand over to several, or steps alternate
 
 
 @pytest.mark.slow
