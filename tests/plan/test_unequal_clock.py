@@ -108,7 +108,8 @@ def test_stages_of_several_members_take_as_long_as_in_the_whole_program(
         plan, stage_s = timed(spec, stages.pools, draft, inf)[0], space.clock.step_s(draft)
         off.append(inf if plan is None or stage_s is None else abs(stage_s / plan.step_s - 1))
     assert sorted(off)[6] < 1e-9, off
-    assert max(off) < 0.02, off  # where members hand over to several, or steps alternate
+    # Where members hand over to several, or a short step and a long one alternate:
+    assert max(off) < (0.07 if without else 0.02), off
 
 
 @pytest.mark.slow
