@@ -119,7 +119,7 @@ def cut_together(
     if len({tuple(pool for pool, _ in _runs(part.shape)) for part in parts}) > 1:
         return
     totals = dict.fromkeys(map(_layers_of_runs, parts))
-    for wanted in totals if len(totals) > 1 else layers_moved(*totals):
+    for wanted in totals if len(totals) > 1 else layers_moved(next(iter(totals))):
         recut = {part: _recut(stages, part, wanted, len(parts), state) for part in set(parts)}
         made = [other for part in parts if (other := recut[part]) is not None]
         if len(made) == len(parts):

@@ -138,11 +138,8 @@ def _neighbours(plan: Plan) -> Iterator[Plan]:
     for number, entry in enumerate(plan.replicas):
         if entry.has_members or entry.layout.virtual > 1:
             continue
-        again = (
-            _recomputing(entry)
-            if codes_of(plan.job, plan.strategy)[0] == NONE
-            else frozenset[int]()
-        )
+        may_keep = codes_of(plan.job, plan.strategy)[0] == NONE
+        again = _recomputing(entry) if may_keep else frozenset[int]()
         changes = [other for ranks in _together(entry) for other in _resized(entry, ranks, again)]
         changes += _recut(entry) if entry.joined else []
         for changed in changes:
