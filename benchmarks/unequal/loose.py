@@ -39,7 +39,7 @@ class LooseStages(Stages):
     def __init__(self, job: JobSpec) -> None:
         pools = pools_of(job.cluster.members())
         super().__init__(job, pools, strategy_of(job), [Recovery.NONE])
-        self._links = _WholeLinks(job.cluster.spec, pools)
+        self.links = _WholeLinks(job.cluster.spec, pools)
 
     def _seconds(
         self, post: Post, micro_batch: int
