@@ -188,7 +188,8 @@ class AllPlans:
         less than the best step."""
         library: list[tuple[Shape, list[Choice]]] = []
         for plain in self._shapes(sum(self._free) - (data - 1)):
-            shape = in_division(plain, divided)
+            members = in_division(pipeline_of(plain), divided)
+            shape = tuple(stage.computing[0] for stage in members)
             most = self.cluster.sequences - (data - 1)
             choices = [
                 choice

@@ -10,6 +10,7 @@ to others.)
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 from ratrain.describe.cluster import Device, Link
@@ -18,9 +19,10 @@ from ratrain.plan.draft.clock import STEPS, Holders, StageClock, StageProgram, U
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.parts import Part
 from ratrain.plan.draft.pools import Pool, PoolLinks, Post, pools_of
-from ratrain.plan.draft.stages import Seconds, Stages
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.price.stage_seconds import UnitSeconds
 from ratrain.program.replicas import Recovery
 
 
@@ -37,11 +39,14 @@ class LooseStages(Stages):
     def __init__(self, job: JobSpec) -> None:
         pools = pools_of(job.cluster.members())
         super().__init__(job, pools, strategy_of(job), [Recovery.NONE])
-        self._links = _WholeLinks(job.cluster.spec, pools)
+        self.links = _WholeLinks(job.cluster.spec, pools)
 
-    def _seconds(self, post: Post, micro_batch: int) -> tuple[Seconds, Seconds, Seconds]:
+    def _seconds(
+        self, post: Post, micro_batch: int
+    ) -> tuple[UnitSeconds, UnitSeconds, UnitSeconds]:
         embedding, layer, head = (
-            Seconds(times.forward_s, times.backward_s) for times in self.times(post, micro_batch)
+            replace(unit, sums_s=0.0, sums_driving_s=0.0)
+            for unit in super()._seconds(post, micro_batch)
         )
         return embedding, layer, head
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from drawn_clusters import drawn
+from member_drafts import member_drafts
 from random_jobs import job
 
 from ratrain.cost.measured import Unmeasured
@@ -40,7 +41,6 @@ from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.plan.search.beam import seeds
 from ratrain.plan.search.drafts import DraftSearch
 from ratrain.plan.search.limits import effort_of
-from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import changed
 
 FILE = Path(__file__).with_suffix(".json")
@@ -160,11 +160,12 @@ def of_plans(spec: JobSpec) -> Iterator[tuple[str, float]]:
         recovery = fitted(group)[0]
         plan = plan_of_row(group, Random(number).randrange(len(group)), recovery[0])
         setup, costs = plan.setup, costs_of(plan, plan.setup)
-        yield f"{number} rates", weighed(costs.link_rate_bytes_per_s)
+        yield f"{number} rates", weighed(np.sort(costs.link_rate_bytes_per_s))
         faster = computing_faster(costs, setup, [0], 2.0), sending_faster(costs, setup, [0], 2.0)
         for which, each in enumerate((costs, *faster)):
             for kind, work in each.work.items():
-                parts = (work.fixed_s, work.volume_bytes, work.interrupt_s, work.link)
+                rates = np.append(each.link_rate_bytes_per_s, 0.0)[work.link]
+                parts = (work.fixed_s, work.volume_bytes, work.interrupt_s, rates)
                 yield (
                     f"{number}.{which} {kind.name}",
                     sum((n + 1) * weighed(part) for n, part in enumerate(parts)),
@@ -180,7 +181,7 @@ def of_plans(spec: JobSpec) -> Iterator[tuple[str, float]]:
 
 def of_drafts(spec: JobSpec) -> Iterator[tuple[str, float]]:
     """What a search's closed form and its clocks say of drafts, of stages with members too."""
-    seeker = DraftSearch(spec, 1e9, None, effort_of(spec.cluster.devices))
+    seeker = DraftSearch(spec, None, effort_of(spec.cluster.devices))
     space, dice = seeker.space, Random(3)
     assert isinstance(space, Space) and isinstance(space.stages, Stages)
     for state in space.states[:3]:
@@ -193,7 +194,7 @@ def of_drafts(spec: JobSpec) -> Iterator[tuple[str, float]]:
             yield f"{name} ops", weighed([space.clock.ops(each) for each in near])
             clocks = [space.clock.step_s(each) for each in near[:3]]
             yield f"{name} clocks", weighed([each or 0.0 for each in clocks])
-    several = list(islice(members_seeds(space, 1e9), 60))
+    several = member_drafts(space, space.states[0])[:60]
     yield "members", weighed([draft.estimate_s for draft in several])
     yield (
         "0 clocks of members",

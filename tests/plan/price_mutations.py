@@ -49,6 +49,7 @@ PRICED = (
     "plan/price/kind_speed.py",
     "plan/price/loops.py",
     "plan/price/reductions.py",
+    "plan/price/stage_seconds.py",
     "plan/price/places.py",
     "plan/price/trial.py",
     "plan/case/kinds.py",
@@ -82,6 +83,7 @@ TESTS = (
     "tests/plan/test_draft_estimates.py",
     "tests/plan/test_estimate.py",
     "tests/plan/test_slow_messages.py",
+    "tests/plan/test_unequal_clock.py",
 )
 """The quick tests about prices, those that catch most in the least time first."""
 

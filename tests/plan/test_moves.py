@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
-from math import inf
 from pathlib import Path
 from random import Random
 
 import pytest
 from extending_page import write_files
+from member_drafts import member_drafts
 from registered import declared_inside
 from test_left_out import job_file
 from test_unequal_search import LEVEL_1, LOCAL, stages_of
@@ -18,13 +18,12 @@ from test_unequal_search import LEVEL_1, LOCAL, stages_of
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.pools import Post, Shape
-from ratrain.plan.draft.space import Space, side_of, sides_of
+from ratrain.plan.draft.pools import Post, Shape, pipeline_of
+from ratrain.plan.draft.space import Side, Space, sides_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.beam import Beam, seeds
 from ratrain.plan.search.every_plan import plan_of_job
 from ratrain.plan.search.limits import effort_of
-from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MOVES, Drafts, Move, changed, declare_move
 from ratrain.plan.search.moves_of_work import a_layer
 from ratrain.plan.words.explain import others_text
@@ -50,7 +49,7 @@ def job_of(folder: Path) -> JobSpec:
 def random_drafts(space: Space, count: int) -> Iterator[Draft]:
     """Drafts some moves away from a seed, half of them of stages with several members."""
     plain = list(seeds(space, divided=False, state=LEVEL_1))
-    with_members = list(members_seeds(space, inf))
+    with_members = member_drafts(space, LEVEL_1)
     for number in range(count):
         dice = Random(number)
         draft = dice.choice(with_members if number % 2 else plain)
@@ -74,7 +73,7 @@ def test_every_move_shares_the_whole_batch_among_devices_that_exist(space: Space
             assert all(used[pool] <= count for pool, count in enumerate(space.counts)), name
             sides = zip(other.parts, other.shares, strict=True)
             assert sum(part.micro_batch * share for part, share in sides) == 24, name
-    assert set(seen) >= set(MOVES) - {"between-hosts", "members-cuts"}, "each has made something"
+    assert set(seen) >= set(MOVES) - {"between-hosts"}, "each has made something"
 
 
 def test_every_draft_of_three_devices_is_some_moves_away_from_a_seed(tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_a_move_of_one_s_own_is_found_by_the_search(
     def turned_round(space: Space, draft: Draft) -> Drafts:
         for side in sides_of(draft):
             if side.shape == turned:
-                yield space.draft([side_of(wanted, side.micro_batch)], draft.state)
+                yield space.draft([Side(pipeline_of(wanted), side.micro_batch)], draft.state)
 
     monkeypatch.setattr(MOVES, "_known", {})
     assert not found()

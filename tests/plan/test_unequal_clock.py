@@ -6,10 +6,12 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 from drawn_clusters import drawn
+from member_drafts import member_drafts
 from random_jobs import job
 from test_left_out import job_file
 
@@ -23,7 +25,8 @@ from ratrain.plan.draft.stage_ops import kept_of, replica_ops
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
-from ratrain.plan.search.members_seeds import members_seeds
+from ratrain.plan.layout.sizes import gathered_bytes_per_param
+from ratrain.plan.search.beam import seeds
 from ratrain.plan.search.tried import timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import strategy
@@ -97,15 +100,16 @@ def test_stages_of_several_members_take_as_long_as_in_the_whole_program(
     spec = replace(spec, schedule=replace(spec.schedule, without=without))
     stages = stages_of(spec)
     space = Space(stages, (LEVEL_1,))
-    drafts, dice = list(members_seeds(space, inf)), Random(3)
+    drafts, dice = member_drafts(space, LEVEL_1), Random(3)
     alone = [draft for draft in drafts if len(draft.parts) == 1]
     several = [draft for draft in drafts if len(draft.parts) > 1]
     off: list[float] = []
     for draft in (*dice.sample(alone, 8), *dice.sample(several, 4)):
         plan, stage_s = timed(spec, stages.pools, draft, inf)[0], space.clock.step_s(draft)
         off.append(inf if plan is None or stage_s is None else abs(stage_s / plan.step_s - 1))
-    assert sorted(off)[8] < 1e-9, off
-    assert max(off) < 0.02, off  # a short and a long step may alternate
+    assert sorted(off)[6] < 1e-9, off
+    # Where members hand over to several, or a short step and a long one alternate:
+    assert max(off) < (0.07 if without else 0.02), off
 
 
 @pytest.mark.slow
@@ -170,10 +174,58 @@ def test_clipping_waits_for_every_gradient_as_in_the_whole_program(tmp_path: Pat
     assert max(gaps(stages_of(spec), 6, 9)) < 1e-3
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_wire": "bf16", "error_feedback": True}], ids=["plain", "fed back"]
+)
+def test_a_draft_s_estimate_has_the_reductions_and_gathers_of_the_clock(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    spec = unequal_job(tmp_path)
+    spec = replace(spec, schedule=replace(spec.schedule, collective="ring", **options))
+    stages, post = stages_of(spec), Post(0, 1)
+    clock, link = StageClock(stages), stages.links.slowest(frozenset({post.pool}))
+    weight_bytes = gathered_bytes_per_param(spec, {stages.pools[post.pool].kind})
+    for block, params in enumerate(stages.trained):
+        sums = clock.collectives(((post, 2),), block, True, (2, 0, 0))
+        known = stages.exchange_s(post, params, 2, link, weight_bytes)
+        timed_s = [
+            sent.alone_s(link.bandwidth_bytes_per_s) for sent in (sums.reduction, sums.gather)
+        ]
+        assert known[:2] == pytest.approx(timed_s, rel=1e-12)
+
+
+def test_one_replica_is_timed_whatever_way_to_share_states_it_has_nobody_for(
+    tmp_path: Path,
+) -> None:
+    stages = stages_of(unequal_job(tmp_path))
+    members, clock = pipeline_of((Post(0, 1), Post(1, 1))), StageClock(stages)
+    times_s = set[float | None]()
+    for state in (LEVEL_1, StateMode(0, False), StateMode(3, True)):
+        part = part_of(stages, members, 1, 1, state)
+        assert part is not None
+        times_s.add(clock.step_s(shared(stages, [part], [24], state)))
+    assert len(times_s) == 1 and None not in times_s
+
+
 def test_what_is_frozen_is_neither_reduced_nor_updated(tmp_path: Path) -> None:
     spec = unequal_job(tmp_path, sequences=8)
     spec = replace(spec, train=replace(spec.train, freeze=("self_attn",)))
     assert max(gaps(stages_of(spec), 6, 15)) < 1e-9
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_tensor_groups_take_about_as_long_as_in_the_whole_program(divided: bool) -> None:
+    """Embeddings are summed forward alone, heads backward alone; whole layers both ways."""
+    spec = drawn("tensor_groups", 3)
+    stages = stages_of(spec)
+    space, off = Space(stages, (LEVEL_1,)), list[float]()
+    for draft in seeds(space, divided, LEVEL_1):
+        if any(post.tensor > 1 for post in draft.all_posts) and len(off) < 12:
+            plan, stage_s = timed(spec, stages.pools, draft, inf)[0], space.clock.step_s(draft)
+            assert plan is not None and stage_s is not None
+            off.append(abs(stage_s / plan.step_s - 1))
+    assert len(off) == 12
+    assert max(off) < 0.02, off
 
 
 def test_the_interpreted_clock_says_the_same_to_the_bit(tmp_path: Path) -> None:

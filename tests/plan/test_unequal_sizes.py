@@ -76,6 +76,20 @@ def test_a_kind_with_more_memory_computes_more_sequences_at_once(spec: JobSpec) 
     assert list(improved(best, begins)) == []
 
 
+def test_a_stage_in_a_smaller_size_keeps_what_it_recomputed_for_want_of_memory(
+    spec: JobSpec,
+) -> None:
+    best = every_plan(spec).best
+    assert isinstance(best, Timed)
+    (replica,) = best.plan.replicas
+    assert set(replica.recovery) == {Recovery.NONE}
+    again = replace(replica.computing((4, 4)), recovery=(Recovery.NONE, Recovery.BACKWARD))
+    start, _ = timed_plan(best.draft, replace(best.plan, replicas=(again,)), float("inf"))
+    assert start is not None
+    *_, last = improved(start, begins)
+    assert last.plan.replicas == best.plan.replicas
+
+
 @pytest.mark.slow
 def test_no_other_cut_order_sizes_or_recovery_of_the_pipeline_is_faster(spec: JobSpec) -> None:
     best = every_plan(spec).best

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from crew import Crew
+from member_drafts import member_drafts
 from runs_made import Setting, write_job
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import train
@@ -23,7 +24,6 @@ from ratrain.plan.file.form import file_of_plan, write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job_to_plan, strategy_of
 from ratrain.plan.layout.plan import MODES, Plan
-from ratrain.plan.search.members_seeds import Ideas
 from ratrain.plan.search.tried import fastest_of
 
 DEVICES = 6
@@ -62,9 +62,9 @@ def drafted(folder: Path, setting: Setting, sharding: int, wanted: Callable[[Dra
     job = replace(load_job_to_plan(write_job(folder, setting), ()), layout=None)
     stages = Stages(job, pools_of(job.cluster.members()), strategy_of(job), MODES)
     state = StateMode(sharding, False)
-    ideas = Ideas(Space(stages, (state,)), 1, state, divided=False)
-    made = filter(None, map(ideas.draft, ideas.best(inf)))
-    drafts = [draft for draft in made if wanted(draft)]
+    made = member_drafts(Space(stages, (state,)), state)
+    one_by_one = (draft for draft in made if {part.micro_batch for part in draft.parts} == {1})
+    drafts = [draft for draft in one_by_one if wanted(draft)]
     best = min(drafts, key=lambda draft: draft.estimate_s)
     timed, _ = fastest_of(plans_of(job, stages.pools, best), best, inf)
     assert timed is not None and not timed.refusals

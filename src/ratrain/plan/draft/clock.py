@@ -81,7 +81,7 @@ class StageClock:
         """Seconds of a draft's step; None where it has no such program. Where stages have members a
         short step and a long one may alternate."""
         skeleton = SKELETONS[self._stages.strategy.skeleton]
-        if skeleton.split_backward or draft.state.sharding == 3 or draft.state.sharded_gradients:
+        if skeleton.split_backward or draft.exchanges_more:
             return None
         sides = Counter(zip(draft.parts, draft.shares, strict=True))
         if not all(skeleton.takes(share, len(part.members), 1) for part, share in sides):
@@ -91,7 +91,7 @@ class StageClock:
         if sum(map(len, replicas)) > MOST_OPS:
             return None
         program = StageProgram(replicas, self._stages.links.rates_bytes_per_s)
-        if data > 1 or draft.has_members:
+        if draft.shares_states:
             self._reduce(program, draft, sides)
         if self._meets:
             program.meet(self._norm_s(draft))

@@ -10,7 +10,6 @@ from heapq import heapify, heapreplace
 from math import inf
 
 from ratrain.cost.algorithms import DIRECT
-from ratrain.cost.collectives import reduction_loss, ring_half
 from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.parts import Part
 from ratrain.plan.draft.pools import Post, used_of
@@ -40,6 +39,18 @@ class Draft:
         return any(part.has_members for part in self.parts)
 
     @property
+    def shares_states(self) -> bool:
+        """Whether anyone holds what someone else holds too."""
+        return len(self.parts) > 1 or self.has_members
+
+    @property
+    def exchanges_more(self) -> bool:
+        """Whether states travel with every micro-batch: never faster than where all fits
+        without."""
+        state = self.state
+        return self.shares_states and (state.sharded_gradients or state.sharding == 3)
+
+    @property
     def all_posts(self) -> Iterator[Post]:
         return (post for part in self.parts for shape in part.posts for post in shape)
 
@@ -64,16 +75,12 @@ class Draft:
     def key(self) -> object:
         """What tells drafts apart: the order of parts does not, nor how a part alone would share
         its states."""
-        return self.work, self.state if len(self.parts) > 1 or self.has_members else None
+        return self.work, self.state if self.shares_states else None
 
     @cached_property
     def work(self) -> object:
         """What is the same of drafts that differ in how states are shared alone."""
-        parts = Counter(
-            (part.members, part.micro_batch, part.layers, part.recovery, share)
-            for part, share in zip(self.parts, self.shares, strict=True)
-        )
-        return frozenset(parts.items())
+        return frozenset(Counter(zip(self.parts, self.shares, strict=True)).items())
 
     @cached_property
     def family(self) -> object:
@@ -87,27 +94,19 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
     pipe_s = max(part.step_s(share) for part, share in sides)
     has_members = any(part.has_members for part in parts)
     tail_s = _tail_s(stages, parts, state) if len(parts) > 1 or has_members else 0.0
-    trainable = has_members or _is_trainable(stages.job, parts)
+    trainable = _is_trainable(stages.job, parts)
     return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s, trainable)
 
 
 def _is_trainable(job: JobSpec, parts: Sequence[Part]) -> bool:
+    if job.collective == DIRECT and not job.schedule.error_feedback:
+        return True
     kinds = dict.fromkeys(parts)
     ends = {post.tensor for part in kinds for post in (part.shape[0], part.shape[-1])}
-    alike = len({_degrees_of_units(part) for part in kinds}) == 1
+    units = zip(*(part.degrees_of_units for part in kinds), strict=True)
     if len(ends) > 1 < len(parts) and trains_tied(job):
-        alike = False
-    return alike or (job.collective == DIRECT and not job.schedule.error_feedback)
-
-
-def _degrees_of_units(part: Part) -> tuple[int, ...]:
-    """The tensor degree of embedding, each layer and head."""
-    layers = [
-        post.tensor
-        for post, count in zip(part.shape, part.layers, strict=True)
-        for _ in range(count)
-    ]
-    return part.shape[0].tensor, *layers, part.shape[-1].tensor
+        return False
+    return all(len(frozenset[int]().union(*of_unit)) == 1 for of_unit in units)
 
 
 def shares_of(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
@@ -158,15 +157,19 @@ def _tail_s(stages: Stages, parts: Sequence[Part], state: StateMode) -> float:
     for part in alike:
         holders |= stages.holders(part.posts, part.layers)
     used = {stages.pools[post.pool].kind for part in alike for of in part.posts for post in of}
-    gathered = gathered_bytes_per_param(stages.job, used)
-    return max(_tail_of(stages, part, len(parts) - 1, holders, gathered, state) for part in alike)
+    gathered, shares = gathered_bytes_per_param(stages.job, used), state.sharding > 0
+    key = len(parts) - 1, holders, gathered, shares
+    for part in alike:
+        if key not in part.tails_s:
+            part.tails_s[key] = _tail_of(stages, part, *key)
+    return max(part.tails_s[key] for part in alike)
 
 
 def _tail_of(
-    stages: Stages, part: Part, beside: int, holders: int, weight_bytes: int, state: StateMode
+    stages: Stages, part: Part, beside: int, holders: int, weight_bytes: int, shares: bool
 ) -> float:
     """The same of one of them; `beside`: further replicas, `holders`: the pools of each layer,
-    `weight_bytes`: of a gathered parameter."""
+    `weight_bytes`: of a gathered parameter, `shares`: whether they share states."""
     embedding, layer, head = stages.trained
     last, longest = len(part.members) - 1, 0.0
     for s, (stage, works, count) in enumerate(
@@ -179,16 +182,13 @@ def _tail_of(
         link = stages.reduction_link(held)
         params = count * layer + (s == 0) * embedding + (s == last) * head
         for post, work in zip(stage.computing, works, strict=True):
-            whole_s, unit_s = (
-                ring_half(weight_bytes * size / post.tensor, data, link).alone_s(
-                    link.bandwidth_bytes_per_s
-                )
-                for size in (params, max(layer, (s == 0) * embedding))
-            )
-            twice = 1 if state.sharding else 2
-            reduced_s = max(twice * whole_s - work.backward_s, twice * unit_s)
-            gathered_s = max(whole_s - work.forward_s, unit_s) if state.sharding else 0.0
-            whole = ring_half(weight_bytes * params / post.tensor, data, link).times(2)
-            driving_s = reduction_loss(stages.pools[post.pool].kind).of(whole)
-            longest = max(longest, reduced_s + gathered_s, driving_s + 2 * unit_s)
+            known = data, link, weight_bytes
+            reduced_s, gathered_s, driving_s = stages.exchange_s(post, params, *known)
+            largest = max(layer, (s == 0) * embedding)
+            unit_s, unit_back_s, _ = stages.exchange_s(post, largest, *known)
+            twice = 1 if shares else 2
+            tail_s = max(twice * reduced_s - work.backward_s, twice * unit_s)
+            if shares:
+                tail_s += max(gathered_s - work.forward_s, unit_back_s)
+            longest = max(longest, tail_s, driving_s + unit_s + unit_back_s)
     return longest

@@ -18,7 +18,6 @@ from functools import cached_property
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise, permutations
 from math import inf
-from typing import NamedTuple
 
 from ratrain.plan.draft.pools import Pipeline, Shape
 from ratrain.plan.draft.stages import Row, StageRows, Stages, StageWork
@@ -85,6 +84,13 @@ class Part:
         return tuple(stage.posts for stage in self.members)
 
     @cached_property
+    def degrees_of_units(self) -> list[frozenset[int]]:
+        """The tensor degrees of embedding, each layer and head, over the members that hold them."""
+        degrees = [frozenset(post.tensor for post in posts) for posts in self.posts]
+        layers = [of for of, count in zip(degrees, self.layers, strict=True) for _ in range(count)]
+        return [degrees[0], *layers, degrees[-1]]
+
+    @cached_property
     def recovery(self) -> tuple[Recovery, ...]:
         """Of all members of all stages."""
         return tuple(
@@ -139,6 +145,11 @@ class Part:
         return tuple(served(works, micro_batches) for works in self.works)
 
     @cached_property
+    def tails_s(self) -> dict[tuple[int, int, int, bool], float]:
+        """What follows the last micro-batch beside other replicas, as far as was asked for."""
+        return {}
+
+    @cached_property
     def _steps_s(self) -> dict[int, float]:
         """What was asked for: mixes, shares and changes ask the same again and again."""
         return {}
@@ -173,26 +184,6 @@ def served(works: Sequence[StageWork], micro_batches: int) -> tuple[tuple[int, .
         shares[number].append(micro_batch)
         heapreplace(heap, ((len(shares[number]) + 1) * works[number].busy_s, number))
     return tuple(map(tuple, shares))
-
-
-class Quick(NamedTuple):
-    """What each further micro-batch of a part takes, and whether a member recovers."""
-
-    slot_s: float
-    recovers: bool
-
-
-def quick(
-    stages: Stages, members: Pipeline, micro_batch: int, data: int, state: StateMode
-) -> Quick | None:
-    """What `part_of` would take, known sooner; None where it does not fit."""
-    rows = rows_of(stages, members, micro_batch, data, state)
-    cut = cut_of([row.together for row in rows], stages.job.model.spec.layers)
-    if cut is None:
-        return None
-    pairs = list(zip(rows, cut, strict=True))
-    slot_s = max(row.together.busy_s[count] for row, count in pairs)
-    return Quick(slot_s, any(count > row.kept for row, count in pairs))
 
 
 def part_of(
@@ -252,9 +243,10 @@ def rows_of(
 ) -> list[StageRows]:
     """The work of each stage of a pipeline, by its layers."""
     behind, last = sum(len(stage.computing) for stage in members), len(members) - 1
-    rows = list[StageRows]()
+    rows, most = list[StageRows](), max(len(stage.posts) for stage in members)
     for s, stage in enumerate(members):
-        rows.append(stages.rows(stage, micro_batch, behind, s == 0, s == last, data - 1, state))
+        place = behind, s == 0, s == last
+        rows.append(stages.rows(stage, micro_batch, *place, data - 1, state, most))
         behind -= len(stage.computing)
     return rows
 

@@ -150,9 +150,13 @@ def tensor_degrees(job: JobSpec, pool: Pool) -> list[int]:
     return degrees_up_to(job, pool.on_host)
 
 
-def in_division(shape: Shape, divided: bool) -> Shape:
-    """The shape with sequence parallelism in all of its tensor groups, or in none."""
-    return tuple(Post(post.pool, post.tensor, divided and post.tensor > 1) for post in shape)
+def in_division(pipeline: Pipeline, divided: bool) -> Pipeline:
+    """The pipeline with sequence parallelism in all of its tensor groups, or in none."""
+
+    def of(shape: Shape) -> Shape:
+        return tuple(Post(post.pool, post.tensor, divided and post.tensor > 1) for post in shape)
+
+    return tuple(StageMembers(of(stage.computing), of(stage.holding)) for stage in pipeline)
 
 
 def used_of(shape: Shape, pools: int) -> tuple[int, ...]:

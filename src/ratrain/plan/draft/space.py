@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from typing import NamedTuple
 from ratrain.plan.draft.clock import StageClock
 from ratrain.plan.draft.draft import Draft, shared, shares_of
 from ratrain.plan.draft.parts import Part, part_of
-from ratrain.plan.draft.pools import Pipeline, Post, Shape, pipeline_of
+from ratrain.plan.draft.pools import FEW, Pipeline, Post, Shape, pipeline_of
 from ratrain.plan.draft.stages import Stages
-from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.enumerate import StateMode, divisors_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.layout.sizes import trains_tied
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
@@ -33,11 +33,6 @@ class Side(NamedTuple):
         return tuple(stage.computing[0] for stage in self.members)
 
 
-def side_of(shape: Shape, micro_batch: int) -> Side:
-    """A replica whose stages have one member each."""
-    return Side(pipeline_of(shape), micro_batch)
-
-
 Drafts = Iterator[Draft | None]
 """What a move makes; None in place of a draft that cannot be."""
 
@@ -49,8 +44,14 @@ class Space:
         self.stages, self.states = stages, states
         self.counts = tuple(len(pool.devices) for pool in stages.pools)
         self.part = lru_cache(maxsize=1 << 16)(self._part)
+        self.fastest_part = lru_cache(maxsize=1 << 16)(self._fastest_part)
         self.clock = StageClock(stages)
         self.members_states = _of_members(stages, states)
+
+    @property
+    def may_have_members(self) -> bool:
+        """Whether stages with several members are looked at."""
+        return bool(self.members_states) and sum(self.counts) <= FEW
 
     @property
     def sequences(self) -> int:
@@ -69,6 +70,17 @@ class Space:
         if not 0 < micro_batch <= min(LARGEST_MICRO_BATCH, self.sequences):
             return None
         return part_of(self.stages, members, micro_batch, data, state, layers)
+
+    def _fastest_part(
+        self, members: Pipeline, sequences: int, data: int, state: StateMode
+    ) -> Part | None:
+        """A pipeline with so many sequences in the micro-batch in which it is fastest; None where
+        it fits in none."""
+        made = (self.part(members, size, data, state) for size in divisors_of(sequences))
+        fitting = (part for part in made if part is not None)
+        return min(
+            fitting, key=lambda part: part.step_s(sequences // part.micro_batch), default=None
+        )
 
     def draft(self, sides: Sequence[Side], state: StateMode) -> Draft | None:
         """The draft of these replicas; None where there are not so many devices, one does not fit,
@@ -146,12 +158,6 @@ def sorts_of(draft: Draft) -> list[list[int]]:
     for place, side in enumerate(zip(draft.parts, draft.shares, strict=True)):
         places.setdefault(side, []).append(place)
     return list(places.values())
-
-
-def replaced(sides: Sequence[Side], changes: Mapping[int, Sequence[Side]]) -> Iterator[Side]:
-    """The replicas with others in these places, or none."""
-    for place, side in enumerate(sides):
-        yield from changes.get(place, (side,))
 
 
 def leaner(space: Space, draft: Draft, ranks: Sequence[int]) -> Draft | None:

@@ -29,6 +29,7 @@ from ratrain.plan.draft.parts import Part
 from ratrain.plan.draft.pools import Post
 from ratrain.plan.draft.stages import Stages, StageWork
 from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.price.stage_seconds import alone_s
 from ratrain.program.families import SEND_SLOTS
 from ratrain.program.kind import Kind
 from ratrain.program.replicas import Recovery
@@ -365,19 +366,20 @@ def _unit_seconds(stages: Stages, part: Part, ranks: Sequence[_Rank], data: int)
     for s, post, work, serves in ranks:
         count, kind = part.layers[s], stages.pools[post.pool].kind
         owners = len(part.members[s].posts) + data - 1 if data else 1
-        seconds = stages.seconds(post, part.micro_batch)
+        seconds = alone_s(stages.seconds(post, part.micro_batch))
         block_times = stages.times(post, part.micro_batch)
         held = [0] * (s == 0) + [1] * count + [2] * (s == last)
         again_s = 0.0
         if work is not None and work.recovery is not Recovery.NONE:
-            plain_s = sum(seconds[block].backward_s for block in held)
+            plain_s = sum(seconds[block][1] for block in held)
             again_s = (work.backward_s - work.early_s - plain_s) / count
         of_block: list[tuple[float, float, float, float, float]] = []
         for block in range(3):
             moved = update(block_times[block], stages.trained[block] / post.tensor, owners, kind)
             update_s = moved.alone_s(kind.memory.bandwidth_bytes_per_s)
-            backward_s = seconds[block].backward_s + again_s * (block == 1)
-            once = (seconds[block].forward_s, backward_s) if serves else (0.0, 0.0)
+            forward_s, backward_s = seconds[block]
+            backward_s += again_s * (block == 1)
+            once = (forward_s, backward_s) if serves else (0.0, 0.0)
             of_block.append((*once, 0.0, update_s, 0.0))
         columns += [of_block[block] for block in held]
     return np.array(columns).T.copy()

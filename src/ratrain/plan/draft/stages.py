@@ -1,21 +1,29 @@
 """What a stage takes on a post: its seconds and recovery, for every number of layers it may hold.
 
 Memory decides the recovery, as in `search`: everything is kept where that fits, and where nothing
-fits the stage cannot hold that many layers. The bill is rougher than `bill`; the verifier decides.
+fits the stage cannot hold that many layers. Bytes and seconds are those of `price.bill` and of
+`price.stage_seconds`, asked for many stages at once.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, cached_property
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
-from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import Transfer, message_loss
-from ratrain.cost.compute import BlockTimes
+import numpy as np
+
+from ratrain.cost.blocks import Block
+from ratrain.cost.collectives import (
+    Transfer,
+    gather_loss,
+    message_loss,
+    reduction_loss,
+    ring_half,
+)
+from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
@@ -23,26 +31,30 @@ from ratrain.plan.draft.pools import Pool, PoolLinks, Post, Shape, StageMembers
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.plan.layout.links import speed
 from ratrain.plan.layout.sizes import (
-    boundary_bytes,
     passed_bytes,
     sent_boundary_bytes,
+    stores_scores,
     trained_params,
     unit_of,
 )
-from ratrain.plan.layout.times import boundary_message, sums_of_op, times_in_layout
-from ratrain.plan.price.kind_speed import kind_speed
-from ratrain.program.families import OPTIMIZER_SLOTS
-from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
+from ratrain.plan.layout.times import boundary_message, times_in_layout
+from ratrain.plan.price.bill import Billed, bill_of_stages
+from ratrain.plan.price.reductions import reduction
+from ratrain.plan.price.stage_seconds import (
+    UnitSeconds,
+    alone_s,
+    stage_seconds,
+    units_seconds,
+)
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.strategies import Strategy
+from ratrain.program.units import RECOVERY_CODE, Ints
+from ratrain.simulate.costs import Floats
 
-
-@dataclass(frozen=True)
-class Seconds:
-    """One micro-batch of a unit: forward and backward with the sums of its tensor group."""
-
-    forward_s: float
-    backward_s: float
+ENDS: Ints = np.array([[0, 1, 0, 1], [0, 0, 1, 1]])
+"""Whether a stage has the embedding, and whether the head: in every way."""
+HELD = 8
+"""Numbers of micro-batches held for which stages are billed at once."""
 
 
 class StageWork(NamedTuple):
@@ -68,20 +80,14 @@ class Row(tuple[StageWork | None, ...]):
         than all."""
         return (*(inf if work is None else work.busy_s for work in self), inf, inf)
 
-    @cached_property
-    def kept(self) -> int:
-        """Up to how many layers everything is kept."""
-        return sum(work is not None and work.recovery is Recovery.NONE for work in self) - 1
-
 
 class StageRows(NamedTuple):
     """A stage by its layers: the work of each member that computes, of each that only holds it, and
-    that of all together, as of a single member; and up to how many of them no member recovers."""
+    that of all together, as of a single member."""
 
     computing: tuple[Row, ...]
     holding: tuple[Row, ...]
     together: Row
-    kept: int
 
 
 def _together(rows: Sequence[Row]) -> Row:
@@ -110,67 +116,48 @@ class Stages:
         self.job, self.pools, self.strategy, self.modes = job, pools, strategy, modes
         self.blocks = kinds_of_block(job)
         self.trained = tuple(trained_params(job, block, 2) for block in self.blocks)
-        self._links = PoolLinks(job.cluster.spec, pools)
-        self._recovers_heads = strategy.recovers_heads
-        self._speeds = [1 / kind_speed(job, pool.kind).layer_s for pool in pools]
+        self.links = PoolLinks(job.cluster.spec, pools)
+        self.sized = cache(self._sized)
         self.row = cache(self._row)
         self.rows = cache(self._rows)
         self.times = cache(self._times)
         self.seconds = cache(self._seconds)
-        self.scores_s = cache(self._scores_s)
         self.is_priced = cache(self._is_priced)
         self.units = cache(self._units)
+        self.works = cache(self._works)
+        self.modes_of = cache(self._modes_of)
         self.message = cache(self._message)
         self.driving_s = cache(self._driving_s)
         self.message_s = cache(self._message_s)
         self.holders = cache(self._holders)
         self.reduction_link = cache(self._reduction_link)
+        self.exchange_s = cache(self._exchange_s)
 
-    def speed_of(self, used: Sequence[int]) -> float:
-        """The rate of these numbers of devices of each pool: layers of a sequence per second."""
-        return sum(count * speed for count, speed in zip(used, self._speeds, strict=True))
-
-    @property
-    def links(self) -> PoolLinks:
-        return self._links
-
-    def sized(self, micro_batch: int, layout: LayoutSpec) -> JobSpec:
+    def _sized(self, micro_batch: int, layout: LayoutSpec) -> JobSpec:
         batch = Batch(self.job.batch.sequences, micro_batch)
         return replace(self.job, batch=batch, layout=layout)
 
-    def _times(self, post: Post, micro_batch: int) -> tuple[BlockTimes, BlockTimes, BlockTimes]:
-        """Of an embedding, a layer and a head."""
+    def _times(self, post: Post, micro_batch: int) -> tuple[BlockTimes, ...]:
+        """Of an embedding, a layer, a head, and a layer in selective recovery."""
         layout = post.layout
-        job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
+        job, link = self.sized(micro_batch, layout), self.links.inside(post.pool, post.tensor)
         kind = self.pools[post.pool].kind
-        embedding, layer, head = (
-            times_in_layout(job, layout, block, kind, link) for block in self.blocks
-        )
-        return embedding, layer, head
 
-    def _seconds(self, post: Post, micro_batch: int) -> tuple[Seconds, Seconds, Seconds]:
+        def time(block: Block, *, selective: bool = False) -> BlockTimes:
+            return times_in_layout(job, layout, block, kind, link, selective=selective)
+
+        times = tuple(time(block) for block in self.blocks)
+        again = time(self.blocks[1], selective=True) if stores_scores(self.job) else times[1]
+        return *times, again
+
+    def _seconds(
+        self, post: Post, micro_batch: int
+    ) -> tuple[UnitSeconds, UnitSeconds, UnitSeconds]:
         """Of an embedding, a layer and a head."""
-        layout = post.layout
-        job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
-
-        seen = job.of_kind(self.pools[post.pool].kind)
-
-        def seconds(block_times: BlockTimes, sums_s: float) -> Seconds:
-            sums_s = 0.0 if block_times.sums_inside else sums_s
-            return Seconds(block_times.forward_s + sums_s, block_times.backward_s + sums_s)
-
-        embedding, layer, head = (
-            seconds(block_times, _sums_s(seen, layout, block.kind, link))
-            for block_times, block in zip(self.times(post, micro_batch), self.blocks, strict=True)
-        )
-        return embedding, layer, head
-
-    def _scores_s(self, post: Post, micro_batch: int) -> float:
-        """What selective recovery adds to a layer's backward."""
-        job, link = self.sized(micro_batch, post.layout), self._links.inside(post.pool, post.tensor)
-        layer, kind = self.blocks[1], self.pools[post.pool].kind
-        again = times_in_layout(job, post.layout, layer, kind, link, selective=True)
-        return again.backward_s - self.times(post, micro_batch)[1].backward_s
+        layout, link = post.layout, self.links.inside(post.pool, post.tensor)
+        job, kind = self.sized(micro_batch, layout), self.pools[post.pool].kind
+        times = self.times(post, micro_batch)
+        return units_seconds(job, self.strategy, layout, kind, link, times)
 
     def _is_priced(self, post: Post, micro_batch: int) -> bool:
         """Whether the layers are measured in this tensor degree, or their device has rates."""
@@ -180,9 +167,9 @@ class Stages:
             return False
         return True
 
-    def _units(self, post: Post, micro_batch: int, many: bool) -> tuple[Unit, Unit, Unit]:
-        """Their bytes; `many`: other replicas hold them as well."""
-        layout = replace(post.layout, pipeline=2, data=2 if many else 1)
+    def _units(self, post: Post, micro_batch: int, data: int) -> tuple[Unit, Unit, Unit]:
+        """Their bytes; `data`: replicas that hold them."""
+        layout = replace(post.layout, pipeline=2, data=data)
         job = self.sized(micro_batch, layout).of_kind(self.pools[post.pool].kind)
         embedding, layer, head = (
             unit_of(job, layout, block, passed_bytes(job, layout)) for block in self.blocks
@@ -205,16 +192,33 @@ class Stages:
         self, source: Post, target: Post, micro_batch: int
     ) -> tuple[Transfer, Link] | None:
         """A tensor from one post to another, and its link; None where there is none."""
-        link = self._links.boundary(source.pool, target.pool)
+        link = self.links.boundary(source.pool, target.pool)
         if link is None:
             return None
         layout = replace(source.layout, pipeline=2)
         size_bytes = sent_boundary_bytes(self.sized(micro_batch, layout))
-        inside = self._links.inside(target.pool, target.tensor)
+        inside = self.links.inside(target.pool, target.tensor)
         kind = self.pools[source.pool].kind
         groups = source.layout, target.layout
         sent = boundary_message(self.job, size_bytes, link, kind, groups, inside)
         return sent, link
+
+    def _exchange_s(
+        self, post: Post, params: float, data: int, link: Link, weight_bytes: int
+    ) -> tuple[float, float, float]:
+        """Seconds in which a ring of so many has a gradient of these parameters reduced, divided
+        among them, and their weights gathered; and what both take of a rank's compute."""
+        job, kind, rate = self.job, self.pools[post.pool].kind, link.bandwidth_bytes_per_s
+
+        def half(size_bytes: float, widened: float = 1.0, /) -> Transfer:
+            return ring_half(size_bytes, data, link, widened)
+
+        each_bytes = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
+        size = params / post.tensor
+        reduced = reduction(job, half, size, each_bytes * size, kind, owners=data)
+        gathered = half(weight_bytes * size)
+        driving_s = reduction_loss(kind).of(reduced) + gather_loss(kind).of(gathered)
+        return reduced.alone_s(rate), gathered.alone_s(rate), driving_s
 
     def _holders(self, posts: tuple[Shape, ...], layers: tuple[int, ...]) -> int:
         """The pools that hold each layer: layer by layer one bit for each pool, the first layer in
@@ -236,7 +240,7 @@ class Stages:
         while holders:
             of_layers.add(frozenset(pool for pool in range(pools) if holders >> pool & 1))
             holders >>= pools
-        return min(map(self._links.slowest, of_layers), key=speed)
+        return min(map(self.links.slowest, of_layers), key=speed)
 
     def _rows(
         self,
@@ -247,18 +251,27 @@ class Stages:
         last: bool,
         beside: int,
         state: StateMode,
+        most: int,
     ) -> StageRows:
         """The work of a stage's members. `behind`: members that compute from this stage on: each
-        holds its share of as many micro-batches. `beside`: further replicas."""
-        owners, held = len(members.posts) + beside, -(-behind // len(members.computing))
-        computing, holding = (
-            tuple(
-                self.row(post, micro_batch, in_flight, first, last, owners, state) for post in posts
-            )
-            for posts, in_flight in ((members.computing, held), (members.holding, 0))
+        holds its share of as many micro-batches. `beside`: further replicas. `most`: who hold any
+        stage of the replica."""
+        rest = first, last, len(members.posts) + beside, state, most + beside
+        held = self._held(members.computing, micro_batch, behind)
+        computing = tuple(
+            self.row(post, micro_batch, in_flight, *rest)
+            for post, in_flight in zip(members.computing, held, strict=True)
         )
-        kept = min(row.kept for row in computing)
-        return StageRows(computing, holding, _together(computing), kept)
+        holding = tuple(self.row(post, micro_batch, 0, *rest) for post in members.holding)
+        return StageRows(computing, holding, _together(computing))
+
+    def _held(self, posts: Shape, micro_batch: int, behind: int) -> list[int]:
+        """How many of so many micro-batches each of the members of a stage holds: the faster ones
+        serve more of them."""
+        if len(posts) == 1 or not all(self.is_priced(post, micro_batch) for post in posts):
+            return [behind] * len(posts)
+        rates = [1 / sum(alone_s(self.seconds(post, micro_batch))[1]) for post in posts]
+        return [ceil(behind * rate / sum(rates) - 1e-9) for rate in rates]
 
     def _row(
         self,
@@ -269,128 +282,95 @@ class Stages:
         last: bool,
         data: int,
         state: StateMode,
+        most: int = 1,
     ) -> Row:
         """A stage's work by its layers. `behind`: stages from it to the end, itself included, as
-        many as the micro-batches that it holds in 1F1B. `data`: replicas that share its states."""
-        most = self.job.model.spec.layers
+        many as the micro-batches that it holds in 1F1B. `data`: replicas that share its states;
+        `most`: that share those of any stage."""
         if not self.is_priced(post, micro_batch):
-            return Row((None,) * (most + 1))
-        budget = self.job.budget_of(self.pools[post.pool].kind)
-        units = self.units(post, micro_batch, data > 1)
-        ends = tuple(
-            unit for unit, is_there in zip(units[::2], (first, last), strict=True) if is_there
+            return Row((None,) * (self.job.model.spec.layers + 1))
+        held = min(behind, self._micro_batches(micro_batch))
+        block, column = divmod(held, HELD)
+        end, works = first + 2 * last, self.works(post, micro_batch)
+        modes = self.modes_of(post, micro_batch, data, state, block, most)[end][column]
+        by_mode = works[end]
+        return Row(
+            by_mode[mode][layers] if mode < len(by_mode) else None
+            for layers, mode in enumerate(modes)
         )
-        held = min(behind, -(-self.job.batch.sequences // micro_batch))
-        bills = [(mode, self.bill(ends, units[1], mode, held, data, state)) for mode in self.modes]
-        limits = [(mode, _most_layers(bill, budget, most)) for mode, bill in bills]
-        row: list[StageWork | None] = []
-        for layers in range(most + 1):
-            mode = next((mode for mode, limit in limits if layers <= limit), None)
-            row.append(
-                None if mode is None else self.work(post, micro_batch, layers, first, last, mode)
-            )
-        return Row(row)
+
+    def _micro_batches(self, micro_batch: int) -> int:
+        """Of the whole batch."""
+        return -(-self.job.batch.sequences // micro_batch)
+
+    @cached_property
+    def _every_row(self) -> tuple[Ints, Ints]:
+        """A row for every number of layers in every mode: both."""
+        most, count = self.job.model.spec.layers + 1, len(self.modes)
+        codes = np.array([RECOVERY_CODE[mode] for mode in self.modes], dtype=np.int64)
+        return np.tile(np.arange(most), count)[:, None], np.repeat(codes, most)[:, None]
 
     def work(
         self, post: Post, micro_batch: int, layers: int, first: bool, last: bool, mode: Recovery
     ) -> StageWork:
-        embedding, layer, head = self.seconds(post, micro_batch)
-        forward_s = layers * layer.forward_s
-        backward_s = layers * layer.backward_s
-        early_s = 0.0
-        if mode.again:
-            backward_s += layers * layer.forward_s
-            if mode is Recovery.FORWARD:
-                early_s = min(self.job.schedule.recovery_buffer, layers) * layer.forward_s
-            if last and self._recovers_heads:
-                backward_s += head.forward_s
-        if mode is Recovery.SELECTIVE:
-            backward_s += layers * self.scores_s(post, micro_batch)
-        for unit, is_there in ((embedding, first), (head, last)):
-            if is_there:
-                forward_s += unit.forward_s
-                backward_s += unit.backward_s
-            else:  # a stage beside it: a tensor comes and one goes
-                forward_s += self.driving_s(post, micro_batch)
-                backward_s += self.driving_s(post, micro_batch)
-        return StageWork(forward_s, backward_s, early_s, mode)
+        return self.works(post, micro_batch)[first + 2 * last][self.modes.index(mode)][layers]
 
-    def bill(
-        self,
-        ends: Sequence[Unit],
-        layer: Unit,
-        mode: Recovery,
-        held: int,
-        data: int,
-        state: StateMode,
-    ) -> Callable[[int], int]:
-        """About how many bytes a rank needs for so many layers, and an embedding or a head at its
-        ends."""
-        owners = data if state.sharding else 1
-        views = _total(ends, layer, lambda unit: unit.view_bytes)
-        gradients = _total(ends, layer, lambda unit: unit.gradient_bytes)
-        away = bool(self.job.optimizer_tier)  # slots of the largest, in place of all
+    def _works(self, post: Post, micro_batch: int) -> tuple[tuple[tuple[StageWork, ...], ...], ...]:
+        """By the units at its ends (`ENDS`), by mode, by layers."""
+        layers, recovery = self._every_row
+        units, buffer = self.seconds(post, micro_batch), self.job.schedule.recovery_buffer
 
-        def owned(unit: Unit) -> int:
-            return -(-unit.optimizer_bytes // owners)
+        def column(unit: int, name: str) -> Floats:
+            return np.array([getattr(units[unit], name)])
 
-        optimizer = _total(ends, layer, lambda unit: 0 if away else owned(unit))
-        inputs = _total(ends, layer, lambda unit: unit.input_bytes)
-        kept = _total(ends, layer, lambda unit: unit.saved_bytes - _freed(unit, mode))
-        buffer = self.job.schedule.recovery_buffer if mode is Recovery.FORWARD else 1
-        residuals = self.job.residuals * (data > 1)
-        bucket = self.job.bucket_bytes
+        made = stage_seconds(
+            self.job, self.strategy, column, layers, recovery, np.array(buffer), (ENDS[0], ENDS[1])
+        )
+        # To a stage beside it a tensor goes, and from there one comes.
+        moved_s = self.driving_s(post, micro_batch) * (2 - ENDS.sum(axis=0))
+        times_s = [made.forward_s + moved_s, made.backward_s + moved_s, made.early_s]
+        shape = len(self.modes), self.job.model.spec.layers + 1
+        every = [(seconds + 0.0 * moved_s).T.reshape(-1, *shape).tolist() for seconds in times_s]
+        return tuple(
+            tuple(
+                tuple(StageWork(f, b, e, mode) for f, b, e in zip(*of_mode, strict=True))
+                for mode, *of_mode in zip(self.modes, *of_end, strict=True)
+            )
+            for of_end in zip(*every, strict=True)
+        )
 
-        def fixed(sorts: Sequence[Unit]) -> tuple[int, int, int]:
-            """Slots and scratch with what is recovered; gathered views; gradients in transit."""
-            if not sorts:
-                return 0, 0, 0
-            lean = max((unit.saved_bytes for unit in sorts if unit.recoverable), default=0)
-            again = buffer * lean if mode.again else 0
-            slots = 6 * max(unit.input_bytes for unit in sorts)
-            slots += OPTIMIZER_SLOTS * away * max(map(owned, sorts))
-            scratch = max(unit.scratch_bytes for unit in sorts)
-            largest = max(unit.gradient_bytes for unit in sorts)
-            transit = largest if bucket is None else min(largest, bucket)
-            gathered = 3 * max(unit.view_bytes for unit in sorts)
-            return again + slots + scratch, gathered, TRANSIT_SLOTS * transit
+    def _modes_of(
+        self, post: Post, micro_batch: int, data: int, state: StateMode, block: int, most: int
+    ) -> list[list[list[int]]]:
+        """By the units at its ends, by `HELD` numbers of micro-batches held: for each number of
+        layers which mode is the first to fit; as many as there are where none does."""
+        budget = self.job.budget_of(self.pools[post.pool].kind)
+        over = self.bills(post, micro_batch, data, state, block, most) > budget
+        return np.moveaxis(over.cumprod(axis=0).sum(axis=0), 0, -1).tolist()
 
-        alone, together = fixed(ends), fixed((*ends, layer))
-
-        def bill(layers: int) -> int:
-            rest, gathered, transit = together if layers else alone
-            view, whole = views(layers), gradients(layers)
-            gradient = -(-whole // data) + transit if state.sharded_gradients else whole
-            if state.sharding == 3:
-                view = -(-view // data) + gathered
-            left = residuals * whole
-            activations = held * (inputs(layers) + kept(layers))
-            return view + gradient + left + optimizer(layers) + activations + rest
-
-        return bill
-
-
-def _most_layers(bill: Callable[[int], int], budget: int, most: int) -> int:
-    """How many layers have room in a budget, -1 where not even none have: more need more."""
-    return bisect_right(range(most + 1), budget, key=bill) - 1
-
-
-def _total(ends: Sequence[Unit], layer: Unit, size: Callable[[Unit], int]) -> Callable[[int], int]:
-    """A size of the units at a stage's ends and of so many layers."""
-    of_ends, of_layer = sum(map(size, ends)), size(layer)
-    return lambda layers: of_ends + layers * of_layer
-
-
-def _freed(unit: Unit, mode: Recovery) -> int:
-    """What a recovery mode does not keep of a unit's activations."""
-    if mode is Recovery.SELECTIVE:
-        return unit.scores_bytes
-    return unit.saved_bytes if mode.again and unit.recoverable else 0
-
-
-def _sums_s(job: JobSpec, layout: LayoutSpec, kind: BlockKind, link: Link | None) -> float:
-    """Seconds of a unit's sums that are ops of their own, in one direction."""
-    if link is None:
-        return 0.0
-    sums = sums_of_op(job, kind, boundary_bytes(job), layout, link)
-    return sums.alone_s(link.bandwidth_bytes_per_s)
+    def bills(
+        self, post: Post, micro_batch: int, data: int, state: StateMode, block: int, most: int = 1
+    ) -> Ints:
+        """Bytes of a rank: by mode, by layers, by ends, by micro-batches held. What reductions need
+        is sized by as many as hold any stage."""
+        layers, recovery = self._every_row
+        layout = replace(post.layout, pipeline=2, data=data)
+        first, last = np.repeat(ENDS, HELD, axis=1)
+        held = np.tile(np.arange(block * HELD, (block + 1) * HELD), ENDS.shape[1])
+        row, none = np.ones((len(layers), 1), dtype=np.int64), np.zeros_like(layers + first)
+        stages = Billed(
+            self.sized(micro_batch, layout).of_kind(self.pools[post.pool].kind),
+            layout,
+            self.strategy,
+            self.units(post, micro_batch, max(most, data)),
+            layers + none,
+            row * state.sharding,
+            row * state.sharded_gradients > 0,
+            row * self.job.schedule.recovery_buffer,
+            self._micro_batches(micro_batch),
+            first,
+            last,
+            held,
+        )
+        total = bill_of_stages(stages, recovery + none).total
+        return total.reshape(len(self.modes), -1, ENDS.shape[1], HELD)

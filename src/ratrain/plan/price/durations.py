@@ -3,7 +3,7 @@ the links they share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -110,14 +110,11 @@ class _Ports:
     def into(self, rank: int, link: Link) -> int:
         return self._named((rank, "into", link), link.bandwidth_bytes_per_s)
 
-    def memory(self, rank: int, rate_bytes_per_s: float) -> int:
-        return self._named((rank, "memory", None), rate_bytes_per_s)
+    def memory(self, unit: UnitPlace) -> int:
+        return self.tier(unit.rank, "memory", unit.device.memory.bandwidth_bytes_per_s)
 
-    def disk(self, rank: int, rate_bytes_per_s: float) -> int:
-        return self._named((rank, "disk", None), rate_bytes_per_s)
-
-    def host(self, rank: int, rate_bytes_per_s: float) -> int:
-        return self._named((rank, "host", None), rate_bytes_per_s)
+    def tier(self, rank: int, name: str, rate_bytes_per_s: float) -> int:
+        return self._named((rank, name, None), rate_bytes_per_s)
 
     def _named(self, key: tuple[int, str, Link | None], rate_bytes_per_s: float) -> int:
         if key not in self._number:
@@ -152,8 +149,7 @@ def costs_of_places(
         Cost.SEND_OUTPUT: _sends(setup, units, ports, lambda unit: unit.following),
         Cost.SEND_GRADIENT: _sends(setup, units, ports, lambda unit: unit.previous),
     }
-    for cost, time_s in _COMPUTE.items():
-        priced[cost] = fixed_work(np.array([time_s(unit.times) for unit in units]))
+    priced |= _computed(units)
     for cost, transfer in _collectives(job, setup).items():
         link_of = _sums_link if cost is Cost.TENSOR_SUM else _group_link
         priced[cost] = _group_work(units, ports, transfer, link_of)
@@ -187,14 +183,44 @@ _COMPUTE: dict[Cost, Callable[[BlockTimes], float]] = {
 }
 
 
+def _computed(units: Sequence[UnitPlace]) -> dict[str, Work]:
+    return {
+        cost: fixed_work(np.array([time_s(unit.times) for unit in units]))
+        for cost, time_s in _COMPUTE.items()
+    }
+
+
+def costs_of_compute(units: Sequence[UnitPlace]) -> Costs:
+    """The same of compute alone."""
+    priced = _computed(units)
+    return Costs({k: priced[k.cost] for k in Kind if k.cost in priced}, _Ports().rate)
+
+
 def _declared(seconds: Seconds, setup: Setup, places: Sequence[UnitPlace]) -> Work:
     """The work of a cost that is declared as seconds of each unit on its device."""
-    described = [unit for member in setup.members for unit in member.units]
-    times = [seconds(unit, place.device) for unit, place in zip(described, places, strict=True)]
-    return fixed_work(np.array(times))
+    pairs = zip(_described(setup), places, strict=True)
+    return fixed_work(np.array([seconds(unit, place.device) for unit, place in pairs]))
 
 
-def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequence[int]) -> Work:
+def _described(setup: Setup) -> Iterator[Unit]:
+    """Every unit of every member."""
+    return (unit for member in setup.members for unit in member.units)
+
+
+Priced = tuple[Transfer, int, int]
+"""What is sent, through which port, and into which port of the other end."""
+UNSENT: Priced = NOTHING, NO_LINK, NO_LINK
+
+
+def _of_each(price: Callable[[UnitPlace], Priced], units: Sequence[UnitPlace]) -> Work:
+    """Layers of a stage that stand in one place are priced once."""
+    known = {id(unit): unit for unit in units}
+    prices = {name: price(unit) for name, unit in known.items()}
+    return _work_of(prices[id(unit)] for unit in units)
+
+
+def _work_of(rows: Iterable[Priced]) -> Work:
+    transfers, links, peers = zip(*rows, strict=True)
     return Work(
         fixed_s=np.array([t.latency_s for t in transfers]),
         volume_bytes=np.array([t.volume_bytes for t in transfers]),
@@ -212,19 +238,12 @@ def _sends(
 ) -> Work:
     """Messages to a neighbouring stage: a row for each unit, or for each member it sends to."""
     rows = [(g, sent) for g, unit in enumerate(units) for sent in other(unit) or (None,)]
-    transfers: list[Transfer] = []
-    links: list[int] = []
-    peers: list[int] = []
-    for g, neighbour in rows:
-        if neighbour is None:
-            transfers.append(NOTHING)
-            links.append(NO_LINK)
-            peers.append(NO_LINK)
-            continue
-        transfers.append(message_loss(units[g].device).driven(neighbour.sent))
-        links.append(ports.out(units[g].rank, neighbour.link))
-        peers.append(ports.into(neighbour.rank, neighbour.link))
-    work = _work_of(transfers, links, peers)
+
+    def priced(unit: UnitPlace, to: StageMessage) -> Priced:
+        sent = message_loss(unit.device).driven(to.sent)
+        return sent, ports.out(unit.rank, to.link), ports.into(to.rank, to.link)
+
+    work = _work_of(UNSENT if to is None else priced(units[g], to) for g, to in rows)
     return work if len(rows) == len(units) else replace(work, routes=_routes(setup, rows))
 
 
@@ -289,17 +308,14 @@ def _group_work(
     link_of: Callable[[UnitPlace], Link | None],
 ) -> Work:
     """In a collective a rank receives as much as it sends: it uses both of its ports."""
-    transfers: list[Transfer] = []
-    links: list[Link | None] = []
-    for unit in units:
+
+    def priced(unit: UnitPlace) -> Priced:
         link = link_of(unit)
-        transfers.append(transfer(unit, link) if link else NOTHING)
-        links.append(link)
-    return _work_of(
-        transfers,
-        [ports.out(u.rank, k) if k else NO_LINK for u, k in zip(units, links, strict=True)],
-        [ports.into(u.rank, k) if k else NO_LINK for u, k in zip(units, links, strict=True)],
-    )
+        if not link:
+            return UNSENT
+        return transfer(unit, link), ports.out(unit.rank, link), ports.into(unit.rank, link)
+
+    return _of_each(priced, units)
 
 
 def _sums_link(unit: UnitPlace) -> Link | None:
@@ -342,15 +358,14 @@ def _averages(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Po
 def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
     """The optimizer on a rank's share of the parameters, which may take its time from compute."""
 
-    def updated(unit: UnitPlace) -> Transfer:
+    def updated(unit: UnitPlace) -> Priced:
         device = unit.device
         alone = update(unit.times, unit.params, _owners(setup, unit), device)
         time_s = alone.alone_s(device.memory.bandwidth_bytes_per_s)
-        return replace(alone, driving_s=device.driving.lost_beside * time_s)
+        taken_s = device.driving.lost_beside * time_s
+        return replace(alone, driving_s=taken_s), ports.memory(unit), NO_LINK
 
-    transfers = [updated(unit) for unit in units]
-    links = [ports.memory(unit.rank, unit.device.memory.bandwidth_bytes_per_s) for unit in units]
-    return _work_of(transfers, links, [NO_LINK] * len(units))
+    return _of_each(updated, units)
 
 
 def _mirrored(job: JobSpec, setup: Setup) -> Callable[[UnitPlace, Link], Transfer]:
@@ -388,19 +403,17 @@ def _norms(farthest: Link | None, setup: Setup, units: Sequence[UnitPlace]) -> W
 def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
     """The sum of a tied matrix' gradients: see `tied_sum`."""
 
-    def tie(unit: UnitPlace) -> tuple[Transfer, int, int]:
+    def tie(unit: UnitPlace) -> Priced:
         end, device = unit.other_end, unit.device
         parts = (end.tensor if end else unit.layout.tensor) * _owners(setup, unit)
         if unit.layout.pipeline == 1:
-            port = ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s)
-            return tied_sum(job, device, parts, None), port, NO_LINK
+            return tied_sum(job, device, parts, None), ports.memory(unit), NO_LINK
         if end is None:
-            return NOTHING, NO_LINK, NO_LINK
+            return UNSENT
         sent = tied_sum(job, device, parts, end.link)
         return sent, ports.out(unit.rank, end.link), ports.into(end.rank, end.link)
 
-    transfers, links, peers = zip(*map(tie, units), strict=True)
-    return _work_of(transfers, links, peers)
+    return _of_each(tie, units)
 
 
 def _saves(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
@@ -408,19 +421,20 @@ def _saves(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports
     through its disk (the tier of that name; nothing where the device has none), but for what lies
     there in files that it takes. Where every replica has all of them, one writes all. Not
     modelled: checksums."""
-    described = [unit for member in setup.members for unit in member.units]
-    transfers: list[Transfer] = []
-    links: list[int] = []
-    for unit, place in zip(described, units, strict=True):
+
+    def saved(unit: Unit, place: UnitPlace) -> Priced:
         disk = next((tier for tier in place.device.tiers if tier.name == DISK), None)
+        if disk is None:
+            return UNSENT
         residual_bytes = RESIDUAL_BYTES if setup.error_feedback and place.group else 0
         of_owned = job.train.rule.saved_bytes * place.params / _owners(setup, place)
         saved_bytes = of_owned + residual_bytes * place.params
-        if disk and disk.path is None and _is_given(job, setup, place):
+        if disk.path is None and _is_given(job, setup, place):
             saved_bytes = max(0.0, saved_bytes - _owned_optimizer(setup, unit, place))
-        transfers.append(Transfer(0.0, saved_bytes if disk else 0.0, 0.0))
-        links.append(ports.disk(place.rank, disk.bandwidth_bytes_per_s) if disk else NO_LINK)
-    return _work_of(transfers, links, [NO_LINK] * len(units))
+        port = ports.tier(place.rank, DISK, disk.bandwidth_bytes_per_s)
+        return Transfer(0.0, saved_bytes, 0.0), port, NO_LINK
+
+    return _work_of(map(saved, _described(setup), units))
 
 
 def _is_given(job: JobSpec, setup: Setup, unit: UnitPlace) -> bool:
@@ -434,9 +448,11 @@ def _is_given(job: JobSpec, setup: Setup, unit: UnitPlace) -> bool:
 
 def _copied_weights(units: Sequence[UnitPlace], ports: _Ports) -> Work:
     """A copy of a unit's weights, read and written once."""
-    transfers = [Transfer(0.0, 2.0 * COPY_BYTES * unit.params, 0.0) for unit in units]
-    links = [ports.memory(unit.rank, unit.device.memory.bandwidth_bytes_per_s) for unit in units]
-    return _work_of(transfers, links, [NO_LINK] * len(units))
+
+    def copied(unit: UnitPlace) -> Priced:
+        return Transfer(0.0, 2.0 * COPY_BYTES * unit.params, 0.0), ports.memory(unit), NO_LINK
+
+    return _of_each(copied, units)
 
 
 Moved = Callable[[Setup, Unit, UnitPlace], float]
@@ -467,13 +483,13 @@ def _moves(
 ) -> Work:
     """What of each unit goes to the tier in which it waits, or back, over the device's own link to
     it; it takes no time where none is described."""
-    described = [unit for member in setup.members for unit in member.units]
     tier, moved = getattr(job, WAITING[sort].setting) or HOST, _MOVED[sort]
-    port = ports.disk if tier == DISK else ports.host
-    transfers: list[Transfer] = []
-    links: list[int] = []
-    for unit, place in zip(described, units, strict=True):
+
+    def priced(unit: Unit, place: UnitPlace) -> Priced:
         rate = move_rate_bytes_per_s(place.device, tier)
-        transfers.append(Transfer(0.0, float(moved(setup, unit, place)) if rate else 0.0, 0.0))
-        links.append(port(place.rank, rate) if rate else NO_LINK)
-    return _work_of(transfers, links, [NO_LINK] * len(units))
+        if not rate:
+            return UNSENT
+        port = ports.tier(place.rank, DISK if tier == DISK else HOST, rate)
+        return Transfer(0.0, float(moved(setup, unit, place)), 0.0), port, NO_LINK
+
+    return _work_of(map(priced, _described(setup), units))

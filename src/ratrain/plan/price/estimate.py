@@ -34,14 +34,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
-from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
+from ratrain.cost.compute import reduced_bytes_per_param, update
 from ratrain.plan.layout.enumerate import Group, kinds_of_block
 from ratrain.plan.layout.links import NamedHalf
 from ratrain.plan.layout.placement import ReplicaClass
 from ratrain.plan.layout.sizes import (
-    boundary_bytes,
     gathered_bytes_per_param,
     held_view_bytes,
     sent_boundary_bytes,
@@ -49,10 +47,16 @@ from ratrain.plan.layout.sizes import (
     trains_tied,
 )
 from ratrain.plan.layout.tiers import move_rate_bytes_per_s
-from ratrain.plan.layout.times import boundary_message, sums_of_op
-from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, SPILL
+from ratrain.plan.layout.times import boundary_message
+from ratrain.plan.price.bill import BACKWARD, NONE, SELECTIVE, SPILL
 from ratrain.plan.price.loops import loops
 from ratrain.plan.price.reductions import reduction, tied_sum
+from ratrain.plan.price.stage_seconds import (
+    StageSeconds,
+    UnitSeconds,
+    stage_seconds,
+    units_seconds,
+)
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -78,14 +82,9 @@ def estimate(group: Group, recovery: Ints) -> Estimate:
 
 
 @dataclass(frozen=True)
-class _Unit:
-    """Seconds of one kind of unit on one device: compute, its sums, its state work."""
+class _Unit(UnitSeconds):
+    """One kind of unit on one device, with its state work."""
 
-    forward_s: float
-    backward_s: float
-    selective_s: float  # backward in selective recovery
-    sums_s: float  # of a tensor group, one direction
-    sums_driving_s: float
     reduce_s: float
     gather_s: float
     reduce_driving_s: float
@@ -130,7 +129,6 @@ class _Pace:
         device = placement.kind(self.alike.kinds[rank])
         times = group.times[device.name]
         parts = kinds_of_block(group.job)
-        boundary = boundary_bytes(group.job.of_kind(device))
         schedule = group.job.schedule
         dtype = schedule.dtype
         holders = {placement.kind(alike.kinds[rank]) for alike in placement.classes}
@@ -140,9 +138,9 @@ class _Pace:
         move_rate = move_rate_bytes_per_s(device, group.job.optimizer_tier)
         view_rate = move_rate_bytes_per_s(device, group.job.view_tier)
         activation_rate = move_rate_bytes_per_s(device, group.job.activation_tier)
-        split = SKELETONS[group.strategy.skeleton].split_backward
+        seconds = units_seconds(group.job, group.strategy, layout, device, tensor, times)
 
-        def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
+        def made(block: int) -> _Unit:
             params = trained_params(group.job, parts[block], layout.pipeline) / layout.tensor
             viewed = held_view_bytes(group.job, parts[block], layout.pipeline, weight_bytes)
             gather = half(viewed / layout.tensor)
@@ -154,35 +152,24 @@ class _Pace:
                 size_bytes = reduced_bytes * params
                 reduce = reduction(group.job, half, params, size_bytes, device, owners=self.data)
             rate = data.bandwidth_bytes_per_s if data else 1.0
-            summed_s, summed_driving_s = 0.0, 0.0
-            if tensor and not time.sums_inside:
-                sums = sums_of_op(group.job, kind, boundary, layout, tensor)
-                summed_s = sums.alone_s(tensor.bandwidth_bytes_per_s)
-                summed_driving_s = reduction_loss(device).driven(sums).driving_s
-            updated = update(time, params, 1, device)
+            updated = update(times[block], params, 1, device)
             moved_s = 2 * group.units[block].optimizer_bytes / move_rate if move_rate else 0.0
             return _Unit(
-                time.forward_s,
-                time.backward_s + split * time.split_s,
-                times[3].backward_s + split * times[3].split_s,
-                summed_s,
-                summed_driving_s,
-                reduce.alone_s(rate),
-                gather.alone_s(rate),
-                reduction_loss(device).driven(reduce).driving_s,
-                gather_loss(device).driven(gather).driving_s,
-                max(reduce.volume_bytes, gather.volume_bytes) / rate,
-                max(updated.volume_bytes / device.memory.bandwidth_bytes_per_s, moved_s),
-                updated.latency_s,
-                group.units[block].view_bytes / view_rate if view_rate else 0.0,
-                group.units[block].saved_bytes / activation_rate if activation_rate else 0.0,
+                **vars(seconds[block]),
+                reduce_s=reduce.alone_s(rate),
+                gather_s=gather.alone_s(rate),
+                reduce_driving_s=reduction_loss(device).driven(reduce).driving_s,
+                gather_driving_s=gather_loss(device).driven(gather).driving_s,
+                link_s=max(reduce.volume_bytes, gather.volume_bytes) / rate,
+                update_s=max(updated.volume_bytes / device.memory.bandwidth_bytes_per_s, moved_s),
+                launch_s=updated.latency_s,
+                view_s=group.units[block].view_bytes / view_rate if view_rate else 0.0,
+                saved_s=group.units[block].saved_bytes / activation_rate
+                if activation_rate
+                else 0.0,
             )
 
-        return (
-            made(0, times[0], "embedding"),
-            made(1, times[1], "layer"),
-            made(-1, times[2], "head"),
-        )
+        return made(0), made(1), made(2)
 
     def _column(self, unit: int, name: str) -> Floats:
         """One number for each stage: of an embedding, a layer or a head there."""
@@ -190,9 +177,6 @@ class _Pace:
             values = np.array([getattr(units[unit], name) for units in self.alike_units])
             self.columns[unit, name] = values[self.unit_of]
         return self.columns[unit, name]
-
-    def _sums(self, unit: int) -> Floats:
-        return self._column(unit, "sums_s") + self._column(unit, "sums_driving_s")
 
     def _total(self, name: str) -> Floats:
         """Rows x stages: a unit's number added up over the stage."""
@@ -240,12 +224,16 @@ class _Pace:
         return forward, back
 
     @cached_property
+    def _compute(self) -> StageSeconds:
+        group = self.group
+        buffer, ends = group.buffer[:, None], (self.first, self.last)
+        of = group.job, group.strategy, self._column, group.layers, self.recovery, buffer, ends
+        return stage_seconds(*of)
+
+    @cached_property
     def forward_s(self) -> Floats:
         """Rows x stages: one micro-batch's forward."""
-        group = self.group
-        time_s = group.layers * (self._column(1, "forward_s") + self._sums(1))
-        time_s = time_s + self.first * (self._column(0, "forward_s") + self._sums(0))
-        time_s = time_s + self.last * self._column(2, "forward_s")
+        time_s = self._compute.forward_s
         gathers_s = self._total("gather_s")
         time_s = np.where(self.per_use, np.maximum(time_s, gathers_s), time_s)
         time_s = np.maximum(time_s, self._moved_s)
@@ -255,36 +243,13 @@ class _Pace:
     @cached_property
     def backward_s(self) -> tuple[Floats, Floats]:
         """Rows x stages: one micro-batch's backward, and how much of it precedes the gradient."""
-        layers, recovery = self.group.layers, self.recovery
-        layer_f, layer_b = self._column(1, "forward_s"), self._column(1, "backward_s")
-        sums = self._column(1, "sums_s")
-        drive = self._column(1, "sums_driving_s")
-        # A recovered unit's last sum is not made where ops carry that alone: nobody reads it.
-        recovered = 0.0 if self.group.job.backend.sums_in_compute else 1.0
-        plain = layers * (layer_b + sums + drive)
-        late = plain + layers * (layer_f + recovered * (sums + drive))
-        buffer = np.minimum(self.group.buffer[:, None], layers)
-        early = np.where(recovery == FORWARD, buffer * layer_f, 0.0)
-        hidden = (layers - buffer) * np.maximum(layer_f, sums) + buffer * sums
-        ahead = early + layers * (layer_b + (1 + recovered) * drive) + hidden
-        time_s = np.where(recovery == BACKWARD, late, np.where(recovery == FORWARD, ahead, plain))
-        slower_s = self._column(1, "selective_s") - layer_b
-        time_s = time_s + (recovery == SELECTIVE) * layers * slower_s
-        time_s = time_s + self.first * self._column(0, "backward_s")
-        time_s = time_s + self.last * (self._column(2, "backward_s") + self._sums(2))
-        if self.group.strategy.recovers_heads:
-            again = (
-                ((recovery == BACKWARD) | (recovery == FORWARD))
-                * self.last
-                * self._column(2, "forward_s")
-            )
-            time_s = time_s + again
+        time_s = self._compute.backward_s
         state_s = np.maximum(self.sharded * self._total("reduce_s"), self._moved_s)
         state_s = np.maximum(state_s, self.per_use * self._total("gather_s"))
         longest = np.maximum(state_s, time_s) + self._crowded_s(time_s)
         driving_s = self.sharded * self._total("reduce_driving_s")
         driving_s = driving_s + self.per_use * self._total("gather_driving_s")
-        return longest + driving_s + self.driving[1], early
+        return longest + driving_s + self.driving[1], self._compute.early_s
 
     @cached_property
     def _moved_s(self) -> Floats:

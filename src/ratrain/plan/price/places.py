@@ -34,6 +34,7 @@ from ratrain.plan.price.durations import (
     OtherEnd,
     StageMessage,
     UnitPlace,
+    costs_of_compute,
     costs_of_places,
 )
 from ratrain.program.replicas import Recovery
@@ -61,11 +62,18 @@ class PlanCosts:
 
     def of(self, setup: Setup) -> Costs:
         """The `Costs` of the program with this setup."""
+        return costs_of_places(self._plan.job, setup, *self._placed(setup))
+
+    def of_compute(self, setup: Setup) -> Costs:
+        """The same of compute alone."""
+        return costs_of_compute(self._placed(setup)[0])
+
+    def _placed(self, setup: Setup) -> tuple[list[UnitPlace], Link | None]:
         key = setup.first_rank, setup.tied, tuple(member.recovery for member in setup.members)
         if key not in self._known:
             places = _Places(self._plan, setup)
             self._known[key] = places.all(), places.farthest
-        return costs_of_places(self._plan.job, setup, *self._known[key])
+        return self._known[key]
 
 
 class _Places:
@@ -115,42 +123,46 @@ class _Places:
         return max(links, key=lambda link: link.latency_s) if links else None
 
     def _of_member(self, number: int, stage: int, rank: int) -> list[UnitPlace]:
-        """The units of one stage of a replica, as a rank holds them."""
-        replica, blocks = self._plan.replicas[number], self._plan.blocks[number]
+        """The units of one stage of a replica, as a rank holds them: blocks of one sort with the
+        same holders stand in one place."""
+        blocks, holders = self._plan.blocks[number][stage], self._plan.holders
+        sorts = [(block.sort, holders[block.kind, block.index]) for block in blocks]
+        alike = dict(zip(sorts, blocks, strict=True))
+        device = self._slowest(number, rank, stage)
+        places = {sort: self._place(number, stage, rank, alike[sort], device) for sort in alike}
+        return [places[sort] for sort in sorts]
+
+    def _place(
+        self, number: int, stage: int, rank: int, block: Block, device: DeviceKind
+    ) -> UnitPlace:
+        """A block as a rank of a replica holds it. `device`: that its tensor group waits for."""
+        replica = self._plan.replicas[number]
         layout, job = replica.layout_of(rank), self._plan.job_of(replica, rank)
-        member = self._setup.replicas[number].stages[stage].member_at(rank)
-        assert member is not None
-        selective = member.recovery is Recovery.SELECTIVE
-        device = self._slowest(number, rank, blocks[stage][-1], selective=selective)
         reduced = reduced_bytes_per_param(device, job.schedule.dtype, job.schedule.gradient_wire)
-        places: list[UnitPlace] = []
-        for block in blocks[stage]:
-            holders, across = self._holders_of(number, block)
-            params = trained_params(job, block, self._deepest) / layout.tensor
-            weight_bytes = self.weight_bytes(holders)
-            shared = weight_bytes * trained_params(job, block, self._deepest)
-            if self._setup.sharding == 3:  # views are gathered, of all parameters
-                shared = held_view_bytes(job, block, self._deepest, weight_bytes)
-            place = UnitPlace(
-                rank=self._setup.first_rank[number] + rank,
-                kind=block.kind,
-                device=device,
-                layout=layout,
-                times=self._times_of(number, rank, block, device, selective=selective),
-                params=params,
-                view_bytes=shared / layout.tensor,
-                reduced_bytes=reduced * params,
-                boundary_bytes=boundary_bytes(job),
-                previous=self.messages_to(number, rank, stage - 1),
-                following=self.messages_to(number, rank, stage + 1),
-                sums_link=self._links.sums(number, rank),
-                group=self.group_of(holders, shared, layout.tensor),
-                across=across,
-                other_end=self._other_end(number, rank),
-                holders=len(self._links.groups_that_hold(holders)),
-            )
-            places.append(place)
-        return places
+        holders, across = self._holders_of(number, block)
+        trained = trained_params(job, block, self._deepest)
+        weight_bytes = self.weight_bytes(holders)
+        shared = weight_bytes * trained
+        if self._setup.sharding == 3:  # views are gathered, of all parameters
+            shared = held_view_bytes(job, block, self._deepest, weight_bytes)
+        return UnitPlace(
+            rank=self._setup.first_rank[number] + rank,
+            kind=block.kind,
+            device=device,
+            layout=layout,
+            times=self._times_of(number, rank, stage, block, device),
+            params=trained / layout.tensor,
+            view_bytes=shared / layout.tensor,
+            reduced_bytes=reduced * (trained / layout.tensor),
+            boundary_bytes=boundary_bytes(job),
+            previous=self.messages_to(number, rank, stage - 1),
+            following=self.messages_to(number, rank, stage + 1),
+            sums_link=self._links.sums(number, rank),
+            group=self.group_of(holders, shared, layout.tensor),
+            across=across,
+            other_end=self._other_end(number, rank),
+            holders=len(self._links.groups_that_hold(holders)),
+        )
 
     def _holders_of(self, number: int, block: Block) -> tuple[Holders, DataGroup | None]:
         """Those that add up a block's gradient with a rank of a replica, and those that average its
@@ -173,22 +185,28 @@ class _Places:
         half = NamedHalf(self._plan.job.collective, group)
         return here, DataGroup(half, link, half.chosen)
 
-    def _slowest(self, number: int, rank: int, block: Block, *, selective: bool) -> DeviceKind:
+    def _slowest(self, number: int, rank: int, stage: int) -> DeviceKind:
         """The kind of device that the others of a rank's tensor group wait for."""
-        kinds = self._plan.replicas[number].kinds_of(rank)
+        kinds, block = (
+            self._plan.replicas[number].kinds_of(rank),
+            self._plan.blocks[number][stage][-1],
+        )
         if len(kinds) == 1:
             return kinds[0]
 
         def seconds(kind: DeviceKind) -> float:
-            times = self._times_of(number, rank, block, kind, selective=selective)
+            times = self._times_of(number, rank, stage, block, kind)
             return times.forward_s + times.backward_s
 
         return max(kinds, key=seconds)
 
     def _times_of(
-        self, number: int, rank: int, block: Block, device: DeviceKind, *, selective: bool
+        self, number: int, rank: int, stage: int, block: Block, device: DeviceKind
     ) -> BlockTimes:
         """The times of a block on a rank, found once for all blocks of its sort."""
+        member = self._setup.replicas[number].stages[stage].member_at(rank)
+        assert member is not None
+        selective = member.recovery is Recovery.SELECTIVE
         key = number, rank, block.sort, device.name, selective
         if key not in self._times:
             replica = self._plan.replicas[number]

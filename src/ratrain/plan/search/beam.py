@@ -6,26 +6,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from heapq import nsmallest
-from itertools import islice, permutations, product
+from itertools import islice, pairwise, permutations, product
 from math import inf
+from operator import attrgetter
 
-from ratrain.plan.draft.aligned import best_shares, in_best_sizes
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.pools import Post, Shape, in_division, tensor_degrees
-from ratrain.plan.draft.space import Space, side_of
+from ratrain.plan.draft.pools import (
+    Pipeline,
+    Post,
+    Shape,
+    StageMembers,
+    in_division,
+    pipeline_of,
+    tensor_degrees,
+)
+from ratrain.plan.draft.space import Side, Space
 from ratrain.plan.layout.enumerate import StateMode, divisions_of
 from ratrain.plan.price.kind_speed import kind_speed
 from ratrain.plan.search import limits
 from ratrain.plan.search.limits import Effort
 from ratrain.plan.search.moves import changed
-from ratrain.plan.search.moves_of_work import layers_between_hosts
 
 Priced = tuple[float, Draft]
 
 
 class Beam:
-    """A search under way. `time_s`: what ranks a draft; `enough`: whether no more is to be timed;
-    `seeds`: in place of pipelines of one member in each stage."""
+    """A search under way. `time_s`: what ranks a draft; `enough`: whether no more is to be
+    timed."""
 
     def __init__(
         self,
@@ -33,24 +40,24 @@ class Beam:
         effort: Effort,
         time_s: Callable[[Draft], float],
         enough: Callable[[], bool],
-        seeds: Iterable[Draft] | None = None,
     ) -> None:
         self._space, self._effort, self._time_s, self._enough = space, effort, time_s, enough
-        self._made = self._seeds() if seeds is None else seeds
-        self._shares = best_shares(space)
         self.passed_over = False
         """Whether a draft was made that is not allowed."""
 
     def best(self, starts: Iterable[Draft], allowed: Callable[[Draft], bool]) -> list[Priced]:
         """The drafts that were priced, the fastest first."""
         known: dict[object, Priced] = {}
-        begun = {draft.key: draft for draft in self._made if self._is_allowed(draft, allowed)}
-        for draft in (
-            *starts,
-            *nsmallest(self._effort.seeds, begun.values(), key=lambda draft: draft.estimate_s),
-            *nsmallest(self._effort.seeds, begun.values(), key=lambda draft: draft.alone_s),
-        ):
-            self._price(filter(None, self._polished(draft)), known, allowed, inf)
+        begun = dict[object, Draft]()
+        for draft in self._seeds():
+            if draft.key not in begun and self._is_allowed(draft, allowed):
+                begun[draft.key] = draft
+        best = [*starts]
+        for several in (False, True):  # what is estimated of members is a bound
+            of_class = [draft for draft in begun.values() if draft.has_members is several]
+            for key in ("estimate_s", "alone_s"):
+                best += nsmallest(self._effort.seeds, of_class, key=attrgetter(key))
+        self._price(best, known, allowed, inf)
         polished, looked = set[object](), set[object]()
         for _ in range(self._effort.rounds):
             for draft in self._front(known, limits.POLISHED * self._effort.width):
@@ -66,14 +73,6 @@ class Beam:
                 looked.add(draft.key)
                 self._price(self._near(draft, known), known, allowed, last_s)
         return sorted(known.values(), key=_first)
-
-    def _polished(self, draft: Draft) -> Iterator[Draft | None]:
-        """A seed, and what is made of it at once."""
-        yield draft
-        if not draft.has_members:
-            yield in_best_sizes(self._space, draft)
-            yield self._shares(draft)
-            yield from layers_between_hosts(self._space, draft)
 
     def _front(self, known: dict[object, Priced], width: int) -> list[Draft]:
         """The fastest drafts, a few of each family."""
@@ -137,18 +136,19 @@ def _first(entry: Priced) -> float:
 def seeds(space: Space, divided: bool, state: StateMode) -> Iterator[Draft]:
     """Each grid in micro-batches of each size."""
     grids = dict.fromkeys(
-        tuple(in_division(shape, divided) for shape in grid) for grid in _grids(space)
+        tuple(in_division(pipeline, divided) for pipeline in grid) for grid in _grids(space)
     )
     for grid, size in product(grids, limits.SEED_SIZES):
         if space.sequences % size == 0:
-            draft = space.draft([side_of(shape, size) for shape in grid], state)
+            draft = space.draft([Side(pipeline, size) for pipeline in grid], state)
             if draft is not None:
                 yield draft
 
 
-def _grids(space: Space) -> Iterator[list[Shape]]:
+def _grids(space: Space) -> Iterator[list[Pipeline]]:
     """Each device or tensor group a replica; pipelines through all; the slowest left out; some
-    pools device by device beside pipelines through the others."""
+    pools device by device beside pipelines through the others; on few devices pipelines whose
+    stages have several members."""
     job, pools = space.stages.job, space.stages.pools
     by_speed = sorted(range(len(pools)), key=lambda n: kind_speed(job, pools[n].kind).layer_s)
     degrees = [tensor_degrees(job, pool) for pool in pools]
@@ -156,13 +156,25 @@ def _grids(space: Space) -> Iterator[list[Shape]]:
         wide = [_packed(space, pool, most) for pool, most in enumerate(widths)]
         every = [post for pool in by_speed for post in wide[pool]]
         for kept in range(1, len(every) + 1):
-            yield [(post,) for post in every[:kept]]
-            yield [tuple(every[:kept])]
-            yield [tuple(every[:kept][::-1])]
-            yield [(every[0],), *([tuple(every[1:kept])] if kept > 1 else [])]
+            fast = every[:kept]
+            for shapes in (
+                [(post,) for post in fast],
+                [tuple(fast)],
+                [tuple(fast[::-1])],
+                [(fast[0],), *([tuple(fast[1:])] if kept > 1 else [])],
+            ):
+                yield [*map(pipeline_of, shapes)]
+            if space.may_have_members:
+                for stages in range(2, min(kept - 1, limits.FOLDED) + 1):
+                    yield [tuple(StageMembers(tuple(fast[s::stages])) for s in range(stages))]
+                    ends = [kept * s // stages for s in range(stages + 1)]
+                    runs = [tuple(fast[a:b]) for a, b in pairwise(ends)]
+                    for way in (runs, runs[::-1]):
+                        yield [tuple(map(StageMembers, way))]
         for order in islice(permutations(range(len(pools))), limits.POOL_ORDERS):
             for alone in range(len(pools)):
-                yield from _pipelines(wide, order[:alone], order[alone:])
+                for shapes in _pipelines(wide, order[:alone], order[alone:]):
+                    yield [*map(pipeline_of, shapes)]
 
 
 def _pipelines(

@@ -1,16 +1,14 @@
 """The search among drafts.
 
 Seeds and what moves make of them are timed at the grain of stages (`search.beam`); the best are
-built, proved and simulated whole, and the fastest of these are changed once more.
+built, proved and simulated whole.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
-from itertools import islice
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.draft import Draft
@@ -23,25 +21,21 @@ from ratrain.plan.layout.plan import MODES
 from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.search import limits
 from ratrain.plan.search.beam import Beam
-from ratrain.plan.search.climb import climbed
+from ratrain.plan.search.layouts import Progress
 from ratrain.plan.search.limits import Effort
 from ratrain.plan.search.moves import MOVES, MoveTried, changed
 from ratrain.plan.search.tried import Timed, step_of, timed
 from ratrain.program.strategies import Strategy
 
-Progress = Callable[[int, int], None]
-
 
 class DraftSearch:
     """A search under way: what was simulated, and how many."""
 
-    def __init__(
-        self, job: JobSpec, known_s: float, progress: Progress | None, effort: Effort
-    ) -> None:
+    def __init__(self, job: JobSpec, progress: Progress | None, effort: Effort) -> None:
         chosen = strategy_of(job)
         pools = pools_of(job.cluster.members())
         codes = codes_of(job, chosen)
-        self.job, self.known_s, self.progress = job, known_s, progress
+        self.job, self.progress = job, progress
         self.stages = Stages(job, pools, chosen, [MODES[code] for code in codes])
         self.states = _states(job, chosen)
         self.space = Space(self.stages, self.states)
@@ -55,52 +49,40 @@ class DraftSearch:
         self._margin = (
             limits.MARGIN if together and not effort.spares_programs else limits.CLOCK_MARGIN
         )
-        self._most = 2 * (effort.simulated + effort.climbs * effort.changes * limits.DRAFTS_ROUNDS)
+        self._most = 2 * effort.simulated
         self._known: dict[object, Timed | None] = {}
         self._clocked: dict[object, float | None] = {}
 
     def best_of(
-        self,
-        starts: Sequence[Draft],
-        bar_s: float,
-        allowed: Callable[[Draft], bool],
-        seeds: Iterable[Draft] | None = None,
+        self, starts: Sequence[Draft], bar_s: float, allowed: Callable[[Draft], bool]
     ) -> list[Timed]:
-        """The best of allowed drafts as simulated, and of those made of the best by changes. Those
-        that cannot be faster than `bar_s` are passed over. `seeds`: whose stages have members, in
-        place of those whose stages have none."""
-        effort = self.effort if seeds is None else self.effort.of_members
-        best_s, tried = bar_s, dict[object, Timed]()
+        """The best of allowed drafts as simulated. Those that cannot be faster than `bar_s` are
+        passed over."""
+        effort, best_s, tried = self.effort, bar_s, dict[object, Timed]()
         self._left, self._clock_left = limits.DRAFTS_OPS, self.effort.clock_ops
         families: Counter[object] = Counter()
-        fitting: set[object] = set()
-        count = slower = 0
-        for time_s, draft in self._priced(starts, allowed, effort, seeds):
-            if count >= effort.simulated or self._left < limits.DRAFTS_OPS // 2:
+        begun = slower = 0
+        most = effort.simulated * (1 if effort.spares_programs else limits.MISFITS)
+        priced = self._priced(starts, allowed)
+        lighter = {draft.work for _, draft in priced if not draft.exchanges_more}
+        for _, draft in priced:
+            if len(tried) >= effort.simulated or begun >= most or self._left < 0:
                 break
-            if families[draft.family] >= limits.DRAFTS_ALIKE:
+            is_slower = draft.exchanges_more and draft.work in lighter
+            if is_slower or families[draft.family] >= limits.DRAFTS_ALIKE:
                 continue
+            time_s = self._time_s(draft)
             if time_s > self._margin_of(draft) * best_s:
                 slower += 1
                 wanted = slower <= effort.slower and time_s <= limits.SLOWER_MARGIN * best_s
                 if not (wanted and self.is_tight(tried.values())):
                     continue
-            spares = self.effort.spares_programs and _exchanges_more(draft.state)
-            if spares and draft.work in fitting:
-                continue
             families[draft.family] += 1
-            count += 1
+            begun += 1
             timed_draft = self._simulate(draft, best_s)
             if timed_draft is not None:
-                fitting.add(draft.work)
                 tried[timed_draft.draft.key] = timed_draft
                 best_s = min(best_s, timed_draft.step_s)
-        fastest = sorted(tried.values(), key=step_of)
-        for start in fastest[: effort.climbs]:
-            near = partial(self._simulated_near, effort=effort)
-            rounds, gain = limits.DRAFTS_ROUNDS, limits.LEAST_GAIN
-            for better in climbed(start, near, step_of, rounds=rounds, gain=gain):
-                tried[better.draft.key] = better
         return sorted(tried.values(), key=step_of)
 
     def is_tight(self, plans: Iterable[Timed]) -> bool:
@@ -109,29 +91,18 @@ class DraftSearch:
         return any(2 * plan.bound_bytes > least_bytes for plan in plans)
 
     def _priced(
-        self,
-        starts: Sequence[Draft],
-        allowed: Callable[[Draft], bool],
-        effort: Effort,
-        seeds: Iterable[Draft] | None,
+        self, starts: Sequence[Draft], allowed: Callable[[Draft], bool]
     ) -> list[tuple[float, Draft]]:
         """The drafts that were timed at the grain of stages, the fastest first."""
         must_divide = bool(self.job.schedule.sequence_parallel)
-        beam = Beam(
-            self.space,
-            effort,
-            self._ranks_s,
-            lambda: self._clock_left < effort.clock_ops // 2,
-            seeds,
-        )
+        beam = Beam(self.space, self.effort, self._ranks_s, lambda: self._clock_left < 0)
         priced = beam.best(
             starts, lambda draft: allowed(draft) and (draft.divided or not must_divide)
         )
-        if seeds is None:
-            self.passed_over |= beam.passed_over
-            self.drafts += len(priced)
-        else:
-            self.with_members += len(priced)
+        self.passed_over |= beam.passed_over
+        several = sum(draft.has_members for _, draft in priced)
+        self.with_members += several
+        self.drafts += len(priced) - several
         return priced
 
     def _ranks_s(self, draft: Draft) -> float:
@@ -140,7 +111,7 @@ class DraftSearch:
         clock_s = self._clock_s(draft)
         if clock_s is not None:
             return clock_s
-        is_behind = _exchanges_more(draft.state) and not draft.has_members
+        is_behind = draft.exchanges_more and not draft.has_members
         return draft.estimate_s * (limits.BEHIND if is_behind else 1.0)
 
     def near(self, draft: Draft) -> Iterable[Draft]:
@@ -158,8 +129,6 @@ class DraftSearch:
             return self._clock_s(other) if has_clock else other.estimate_s
 
         for name, move in MOVES.items():
-            if move.members not in (None, draft.has_members):
-                continue
             others = move.of(self.space, draft)
             made = {other.key: other for other in others if other.key != draft.key}
             near = nsmallest(limits.MOVES_SHOWN, made.values(), key=lambda other: other.estimate_s)
@@ -180,60 +149,8 @@ class DraftSearch:
         clock_s = self._clock_s(draft)
         return draft.estimate_s if clock_s is None else clock_s
 
-    def _simulated_near(self, here: Timed, effort: Effort) -> Iterator[Timed]:
-        """Changes of a draft as simulated: the fastest at the grain of stages, of those of the
-        least estimate; and its states shared in other ways, which that grain tells apart badly."""
-        if self._left < 0:
-            return
-        new = [draft for draft in self.near(here.draft) if self._is_new(draft, here.draft)]
-        near = nsmallest(limits.NEAR, new, key=lambda draft: draft.estimate_s)
-        fast = [
-            (self._time_s(draft), draft)
-            for draft in near
-            if self._clock_left > 0 or draft.key in self._clocked
-        ]
-        may_gain = (
-            draft
-            for time_s, draft in sorted(fast, key=_time_of)
-            if self._may_gain(draft, time_s, here)
-        )
-        bar_s = here.step_s
-        in_other_states = (
-            draft
-            for draft in new
-            if draft.work == here.draft.work
-            and not (_exchanges_more(draft.state) or self.effort.spares_programs)
-        )
-        tried = dict.fromkeys((*islice(may_gain, effort.changes), *in_other_states))
-        for (
-            draft
-        ) in tried:  # how states are shared is known whole: the clock tells them apart badly
-            neighbour = self._simulate(draft, bar_s)
-            if neighbour is not None:
-                yield neighbour
-                if self.effort.spares_programs:
-                    bar_s = min(bar_s, neighbour.step_s)
-
-    def _is_new(self, change: Draft, draft: Draft) -> bool:
-        """Whether a change is worth a look: not simulated yet, and where programs are long, not
-        the same work with more exchanges."""
-        spares = self.effort.spares_programs and _exchanges_more(change.state)
-        return change.key not in self._known and not (spares and change.work == draft.work)
-
-    def _may_gain(self, change: Draft, time_s: float, here: Timed) -> bool:
-        """Whether a change that takes so long at the grain of stages may be faster as a whole."""
-        if self._clock_s(change) is None:
-            return True
-        if change.has_members:
-            return change.alone_s < here.step_s
-        if self._is_long(change) and time_s >= (1 - limits.LONG_GAIN) * self._time_s(here.draft):
-            return False
-        return time_s < self._margin * here.step_s
-
     def _margin_of(self, draft: Draft) -> float:
         """How far the time of a draft that is simulated whole may be above the best step."""
-        if draft.has_members:
-            return limits.MEMBERS_MARGIN
         if self._clock_s(draft) is None:
             return limits.MARGIN
         return limits.LONG_MARGIN if self._is_long(draft) else self._margin
@@ -271,16 +188,6 @@ class DraftSearch:
                 leaned = leaner(self.space, leaned, short) if short else None
             self._known[draft.key] = known
         return self._known[draft.key]
-
-
-def _time_of(timed_draft: tuple[float, Draft]) -> float:
-    return timed_draft[0]
-
-
-def _exchanges_more(state: StateMode) -> bool:
-    """Whether replicas exchange states with every micro-batch: never faster than where all fits
-    without."""
-    return state.sharded_gradients or state.sharding == 3
 
 
 def _states(job: JobSpec, chosen: Strategy) -> tuple[StateMode, ...]:

@@ -23,15 +23,14 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.draft.parts import layers_moved
 from ratrain.plan.layout.enumerate import Group, groups_of, no_group
 from ratrain.plan.layout.jobs import WORTH_SPLIT
-from ratrain.plan.layout.plan import SPLIT, Plan, group_of_plan, plan_of_row
+from ratrain.plan.layout.plan import SPLIT, group_of_plan, plan_of_row
 from ratrain.plan.price.bill import FORWARD
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
 from ratrain.plan.price.kind_speed import least_step_s, parts_of_cluster
-from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search import limits
 from ratrain.plan.search.climb import climbed
-from ratrain.plan.search.tried import Tried, step_of
+from ratrain.plan.search.tried import Tried, step_of, tried_plan
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
 
@@ -233,23 +232,13 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
         seen.add(key)
         alike[family] += 1
         plan = plan_of_row(checked.group, row, checked.recovery[row])
-        tried, ops = _tried(plan, estimate_s)
+        tried, ops = tried_plan(plan, estimate_s)
         done, count = done + ops, count + 1
         if progress is not None:
             progress(count, limits.SIMULATED)
         if tried is not None:
             best = min(best, tried.step_s)
             yield tried
-
-
-def _tried(plan: Plan, estimate_s: float) -> tuple[Tried | None, int]:
-    """A plan as simulated, None where it is not proved to run and to fit; and the ops that this
-    took."""
-    proved, ran = tried_out(plan)
-    if ran is None:
-        return None, len(proved.short.table)
-    bound_bytes = max((b.total_bytes for b in proved.verdict.bounds), default=0)
-    return Tried(plan, estimate_s, ran.step_time_s, bound_bytes, proved), ran.ops_simulated
 
 
 def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]:
@@ -271,7 +260,7 @@ def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]
             if not fit.fits.all():
                 continue
             seen.add(key)
-            tried, _ = _tried(split, float(fit.step_s[0]))
+            tried, _ = tried_plan(split, float(fit.step_s[0]))
             if tried is not None and tried.step_s <= bar_s:
                 best_s = min(best_s, tried.step_s)
                 yield tried

@@ -14,7 +14,6 @@ FEWEST = 8
 """Devices up to which nearly all drafts are timed."""
 WIDTH = 8
 """Drafts changed in a round for each of so few devices."""
-MEMBERS_ROUNDS = 1
 MARGIN = 1.2
 """A draft is neither timed nor simulated whose estimate is this much above the best step."""
 # ---- layouts of identical replicas ----------------------------------------------------------
@@ -41,6 +40,8 @@ REFINED_ROUNDS = 16
 # ---- the beam among drafts ------------------------------------------------------------------
 SEED_SIZES = 1, 2, 4, 8, 16
 """Micro-batches in which seeds are made."""
+FOLDED = 4
+"""Stages at most of seeds whose stages have several members."""
 POOL_ORDERS = 24
 """Orders of pools in which pipelines begin."""
 WIDTHS = 16
@@ -53,29 +54,18 @@ LEAST_ALONE = 0.95
 """Part of what a draft's slowest replica takes by itself, by the closed form, below which its step
 at the grain of stages does not lie. Measured, not proved: 0.969 was the least of some 9,000 drafts
 on three clusters, and 42 random clusters kept their plans."""
-# ---- seeds whose stages have several members ------------------------------------------------
-SPREADS, FEW_SPREADS = 400, 40
-"""Ways to spread posts over stages that are looked at, the fewest stages first: of all devices in
-one tensor degree, and of other posts."""
-PIPELINES_KEPT, MOST_REPLICAS, SETS_KEPT = 3, 3, 40
-"""Pipelines kept of the same devices; how many a draft has at most; sets kept of so many."""
-MEMBERS_SEEDS = 120
-"""Seeds of each sort: a pipeline of all devices in one tensor degree, any other pipeline, several
-pipelines."""
 # ---- moves ----------------------------------------------------------------------------------
 MOST_STAGES, FULLEST = 16, 6
 """Stages up to which any gives a layer to any; of more, so many give and so many take."""
-MOST_MOVED, MEMBERS_CUTS = 1_000, 6
-"""Layers that are moved one after another: in pipelines, and among members."""
+MOST_MOVED = 1_000
+"""Layers that are moved one after another."""
+MOST_SEQUENCES = 32
+"""Of a batch, that is shared out anew in micro-batches of every size."""
 # ---- drafts simulated whole -----------------------------------------------------------------
-NEAR = 40
-"""Changes of a draft that are timed in a round, those of the least estimate."""
 CLOCK_MARGIN, LONG_MARGIN = 1.02, 1.005
 """A draft is not simulated whole whose time at the grain of stages is this much above the best; the
 second where its program is long. Of few devices, several to a host, `MARGIN` counts in place of the
 first: their links are estimated there."""
-MEMBERS_MARGIN = 1.12
-"""The same of a draft whose stages have members."""
 SLOWER_MARGIN = 1.05
 """The same of a few further drafts (`Effort.slower`): they may leave memory in which some stages
 take larger micro-batches."""
@@ -83,17 +73,13 @@ MOVES_SHOWN = 6
 """What a move makes of the plan that is taken: so many are timed, those of the least estimate."""
 MOVES_OPS = 20_000
 """Ops of compute of a step up to which `explain` tries moves of whole plans."""
-LEAST_GAIN = 1e-6
-"""Part of a step that a change must save, as simulated whole."""
-LONG_GAIN = 1e-4
-"""Part of a step that a change of a long program must gain at the grain of stages."""
+MISFITS = 3
+"""Times as many drafts as are wanted simulated are begun at most: some do not fit."""
 DRAFTS_ALIKE = 4
 """Drafts simulated at most of the same shapes."""
-DRAFTS_ROUNDS = 8
 BEHIND = 1e3
-DRAFTS_OPS = 200_000
-"""Ops of one step, over all drafts of a class that are simulated, after which no more is begun:
-half of them for the best by estimate, half for what is made of these."""
+DRAFTS_OPS = 100_000
+"""Ops of one step, over all drafts of a class that are simulated, after which no more is begun."""
 # ---- what comes after -----------------------------------------------------------------------
 STARTS = 4
 """Plans of alike replicas that the search for others begins with."""
@@ -103,9 +89,9 @@ RESIZED_PLANS = 4
 """Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
 RESIZED_LEAN = 4
 """Plans tried so beside them: slower ones that leave more memory."""
-REORDERED, REORDERED_MEMBERS = 4, 2
+REORDERED = 6
 """Plans of each class, the fastest of each family as simulated, that are tried in other compute
-orders: of those whose stages have one member each, and of the others."""
+orders."""
 SIZES_OPS = 100_000
 """Ops of one step, over all plans that are proved and simulated, after which no more is begun."""
 SIZES_ROUNDS = 100
@@ -133,54 +119,33 @@ class Effort:
     clock_ops: int  # ops of one step, over all drafts timed so, after which no more is begun
     simulated: int  # drafts simulated whole
     slower: int  # further drafts simulated whole, beyond the margin
-    climbs: int  # of these, the fastest, are changed
-    changes: int  # of a draft, of the least estimate, that are simulated in a round
     long_ops: float  # of a program of several shares, above which it takes seconds
     spares_programs: bool  # whether what can hardly gain is not simulated whole
     rounds: int = 24  # of changes, at the grain of stages
     seeds: int = 80  # that are timed: of the least estimate, and whose slowest replica takes least
 
-    @property
-    def of_members(self) -> Effort:
-        """The same of drafts whose stages have several members."""
-        quick = self.simulated == _QUICK.simulated
-        return replace(
-            self,
-            width=5,
-            rounds=MEMBERS_ROUNDS,
-            seeds=3 * MEMBERS_SEEDS,
-            simulated=2 if quick else 12,
-            slower=0,
-            climbs=0 if quick else 2,
-            changes=4,
-        )
-
 
 _FEWEST = Effort(
     width=WIDTH * FEWEST,
     near=40,
-    clock_ops=100_000_000,
+    clock_ops=50_000_000,
     simulated=48,
     slower=8,
-    climbs=4,
-    changes=6,
     long_ops=inf,
     spares_programs=False,
 )
-_FEW = replace(_FEWEST, width=16, clock_ops=6_000_000)
+_FEW = replace(_FEWEST, width=32, clock_ops=6_000_000)
 _MANY = replace(
     _FEW,
     width=4,
     near=24,
-    clock_ops=1_500_000,
+    clock_ops=750_000,
     simulated=5,
     slower=0,
-    climbs=1,
-    changes=2,
     long_ops=100_000,
     spares_programs=True,
 )
-_QUICK = replace(_FEWEST, width=4, near=30, simulated=6, slower=0, climbs=1, changes=2)
+_QUICK = replace(_FEWEST, width=4, near=30, simulated=6, slower=0)
 """What another host would bring is asked once for each kind."""
 
 

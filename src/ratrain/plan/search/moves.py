@@ -19,18 +19,15 @@ from ratrain.plugins import Registry
 @dataclass(frozen=True)
 class Move:
     """`words`: what it changes, as `explain` says it. `polishes`: it makes the best of what a
-    draft leaves open, whatever its estimate says of that, and is tried first. `members`: of drafts
-    whose stages have several members; None: of these and of others."""
+    draft leaves open, whatever its estimate says of that, and is tried first."""
 
     words: str
     changes: Callable[[Space, Draft], Drafts]
     polishes: bool = False
-    members: bool | None = False
 
     def of(self, space: Space, draft: Draft) -> Iterator[Draft]:
         """What it makes of a draft."""
-        if self.members in (None, draft.has_members):
-            yield from filter(None, self.changes(space, draft))
+        yield from filter(None, self.changes(space, draft))
 
 
 @dataclass(frozen=True)
@@ -60,47 +57,26 @@ def changed(space: Space, draft: Draft, *, polishing: bool = False) -> Iterator[
             yield from move.of(space, draft)
 
 
-declare_move(
-    "share", Move("a micro-batch given to another replica", work.a_micro_batch, members=None)
-)
-declare_move("layer", Move("a layer in another stage", work.a_layer, members=None))
-declare_move("neighbours", Move("two neighbouring stages in the other order", work.two_neighbours))
-declare_move(
-    "micro-batch",
-    Move("half or twice the micro-batch", work.half_or_twice_the_micro_batch, members=None),
-)
-declare_move(
-    "best-sizes", Move("each replica in its best micro-batch", work.best_micro_batches, True)
-)
-declare_move("best-cuts", Move("layers in the best place of each pipeline", work.best_cuts, True))
-declare_move("all-shares", Move("the batch shared out anew", work.all_shares, True))
-declare_move(
-    "between-hosts", Move("layers between hosts, in all replicas", work.layers_between_hosts)
-)
-declare_move("states", Move("states shared in another way", work.state_sharing, members=None))
-declare_move("sequences", Move("sequence parallelism on or off", work.sequence_parallelism))
-declare_move("join", Move("two replicas as one pipeline", devices.two_replicas_joined))
-declare_move("split", Move("a pipeline as two replicas", devices.a_replica_split))
-declare_move("stage", Move("a stage in another place, or idle", devices.a_stage_moved))
-declare_move("exchange", Move("two stages in each other's place", devices.two_stages_exchanged))
-declare_move("idle", Move("an idle device put to work", devices.an_idle_device))
-declare_move("tensor", Move("a tensor group divided, or two joined", devices.a_tensor_group))
-declare_move(
-    "member", Move("a member in another stage, or idle", devices.a_member_moved, members=True)
-)
-declare_move(
-    "idle-member",
-    Move("an idle device as a member", devices.an_idle_device_as_member, members=True),
-)
-declare_move(
-    "members-tensor",
-    Move(
-        "a members' tensor group divided, or two joined",
-        devices.a_members_tensor_group,
-        members=True,
-    ),
-)
-declare_move(
-    "members-cuts",
-    Move("layers in the best place among members", devices.best_members_cuts, True, True),
-)
+for _name, _words, _changes in (
+    ("share", "a micro-batch given to another replica", work.a_micro_batch),
+    ("layer", "a layer in another stage", work.a_layer),
+    ("neighbours", "two neighbouring stages in the other order", work.two_neighbours),
+    ("micro-batch", "half or twice the micro-batch", work.half_or_twice_the_micro_batch),
+    ("states", "states shared in another way", work.state_sharing),
+    ("sequences", "sequence parallelism on or off", work.sequence_parallelism),
+    ("join", "two replicas as one pipeline", devices.two_replicas_joined),
+    ("split", "a pipeline as two replicas", devices.a_replica_split),
+    ("device", "a device in another place, or idle", devices.a_device_moved),
+    ("exchange", "two stages in each other's place", devices.two_stages_exchanged),
+    ("idle", "an idle device put to work", devices.an_idle_device),
+    ("tensor", "a tensor group divided, or two joined", devices.a_tensor_group),
+    ("members", "stages as the members of one", devices.stages_as_members),
+):
+    declare_move(_name, Move(_words, _changes))
+for _name, _words, _changes in (
+    ("best-sizes", "each replica in its best micro-batch", work.best_micro_batches),
+    ("best-cuts", "layers in the best place of each pipeline", work.best_cuts),
+    ("all-shares", "the batch shared out anew", work.all_shares),
+    ("between-hosts", "layers between hosts, in all replicas", work.layers_between_hosts),
+):
+    declare_move(_name, Move(_words, _changes, polishes=True))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
-from itertools import pairwise, permutations, product
-from math import gcd
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice, pairwise, permutations, product
+from math import gcd, inf
+from operator import attrgetter
 
-from ratrain.plan.draft.aligned import best_shares, cut_alike, in_best_sizes, moved_alike
 from ratrain.plan.draft.draft import Draft
-from ratrain.plan.draft.parts import Part, layers_moved
-from ratrain.plan.draft.pools import in_division, pipeline_of
+from ratrain.plan.draft.parts import Part, cut_of, layers_moved, part_of, rows_of
+from ratrain.plan.draft.pools import Post, Shape, in_division
 from ratrain.plan.draft.space import Drafts, Side, Space, sides_of, sorts_of
+from ratrain.plan.draft.stages import Stages
 from ratrain.plan.layout.enumerate import StateMode, divisions_of
 from ratrain.plan.search.climb import climbed
-from ratrain.plan.search.limits import FULLEST, MOST_MOVED, MOST_STAGES
+from ratrain.plan.search.limits import FULLEST, MOST_MOVED, MOST_SEQUENCES, MOST_STAGES
+
+Runs = tuple[int, ...]
+"""Layers of runs of neighbouring posts of one pool."""
 
 
 def a_micro_batch(space: Space, draft: Draft) -> Drafts:
@@ -50,7 +53,7 @@ def _layers_moved(part: Part) -> Iterator[tuple[int, ...]]:
     count = len(part.layers)
     if count <= MOST_STAGES:
         return layers_moved(part.layers)
-    busiest = sorted(range(count), key=lambda stage: -part.works[stage][0].busy_s)
+    busiest = sorted(range(count), key=lambda stage: -part.stage_s[stage])
     return layers_moved(part.layers, product(sorted(busiest[:FULLEST]), sorted(busiest[-FULLEST:])))
 
 
@@ -94,19 +97,61 @@ def layers_between_hosts(space: Space, draft: Draft) -> Drafts:
     reduced stays inside pools."""
     if not space.stages.links.nearer_inside:
         return
-    for cut in (moved_alike, cut_alike):
-        for parts in cut(space.stages, draft.parts, draft.state):
-            sides = [
-                side._replace(layers=part.layers)
-                for side, part in zip(sides_of(draft), parts, strict=True)
-            ]
-            yield space.draft(sides, draft.state)
-            yield space.draft([side._replace(share=None) for side in sides], draft.state)
+    for parts in cut_together(space.stages, draft.parts, draft.state):
+        sides = [
+            side._replace(layers=part.layers)
+            for side, part in zip(sides_of(draft), parts, strict=True)
+        ]
+        yield space.draft(sides, draft.state)
+        yield space.draft([side._replace(share=None) for side in sides], draft.state)
+
+
+def cut_together(
+    stages: Stages, parts: Sequence[Part], state: StateMode
+) -> Iterator[tuple[Part, ...]]:
+    """The parts cut at the same layers between pools, in each way in which one of them is cut now:
+    then all holders of a layer are in one pool. Where they are cut so, with a layer of one pool on
+    another in all of them at once. None where they go through pools in different orders.
+
+    Where links inside pools are faster than those between them, that may be worth more than stages
+    that are equally busy. Where replicas only begin in one pool, the layers behind are reduced
+    between pools, but what is reduced last in a step, the first stages' gradients, is not."""
+    if len({tuple(pool for pool, _ in _runs(part.shape)) for part in parts}) > 1:
+        return
+    totals = dict.fromkeys(map(_layers_of_runs, parts))
+    for wanted in totals if len(totals) > 1 else layers_moved(next(iter(totals))):
+        recut = {part: _recut(stages, part, wanted, len(parts), state) for part in set(parts)}
+        made = [other for part in parts if (other := recut[part]) is not None]
+        if len(made) == len(parts):
+            yield tuple(made)
+
+
+def _runs(shape: Shape) -> list[tuple[int, list[Post]]]:
+    """Neighbouring posts of one pool together."""
+    return [(pool, list(run)) for pool, run in groupby(shape, key=attrgetter("pool"))]
+
+
+def _layers_of_runs(part: Part) -> Runs:
+    layers = iter(part.layers)
+    return tuple(sum(islice(layers, len(run))) for _, run in _runs(part.shape))
+
+
+def _recut(stages: Stages, part: Part, wanted: Runs, data: int, state: StateMode) -> Part | None:
+    """The part with so many layers on each run of posts; None where they do not fit."""
+    stage_rows = rows_of(stages, part.members, part.micro_batch, data, state)
+    rows = [row.together for row in stage_rows]
+    layers: list[int] = []
+    for (_, run), total in zip(_runs(part.shape), wanted, strict=True):
+        cut = cut_of(rows[len(layers) : len(layers) + len(run)], total)
+        if cut is None:
+            return None
+        layers += cut
+    return part_of(stages, part.members, part.micro_batch, data, state, tuple(layers))
 
 
 def state_sharing(space: Space, draft: Draft) -> Drafts:
     """States shared among replicas in another way."""
-    if len(draft.parts) > 1 or draft.has_members:
+    if draft.shares_states:
         for state in space.states:
             if state != draft.state:
                 yield space.draft(sides_of(draft), state)
@@ -114,10 +159,10 @@ def state_sharing(space: Space, draft: Draft) -> Drafts:
 
 def sequence_parallelism(space: Space, draft: Draft) -> Drafts:
     """Sequences divided in tensor groups, or not."""
-    degrees = {post.tensor for part in draft.parts for post in part.shape}
+    degrees = {post.tensor for post in draft.all_posts}
     if len(divisions_of(space.stages.job, degrees)) > 1:
         sides = [
-            side._replace(members=pipeline_of(in_division(side.shape, not draft.divided)))
+            side._replace(members=in_division(side.members, not draft.divided))
             for side in sides_of(draft)
         ]
         yield space.draft(sides, draft.state)
@@ -150,12 +195,37 @@ def best_cut(space: Space, part: Part, share: int, data: int, state: StateMode) 
 
 def best_micro_batches(space: Space, draft: Draft) -> Drafts:
     """The same shares of the step, each replica in the micro-batch in which it is fastest."""
-    yield in_best_sizes(space, draft)
+    parts, shares = list[Part](), list[int]()
+    for part, share in zip(draft.parts, draft.shares, strict=True):
+        sequences = part.micro_batch * share
+        best = space.fastest_part(part.members, sequences, len(draft.parts), draft.state) or part
+        parts.append(best)
+        shares.append(sequences // best.micro_batch)
+    yield space.made(parts, shares, draft.state)
 
 
 def all_shares(space: Space, draft: Draft) -> Drafts:
-    """A small batch shared out anew, each replica in the micro-batch that suits its share."""
-    yield _best_shares(space)(draft)
-
-
-_best_shares = lru_cache(maxsize=4)(best_shares)
+    """A small batch shared out anew so that the slowest replica takes least, each in the
+    micro-batch that suits its share: one device with one sequence beside a tensor group of four
+    with seven at once. Of larger batches, shares in micro-batches of one size come near enough."""
+    data, sequences = len(draft.parts), space.sequences
+    if sequences > MOST_SEQUENCES:
+        return
+    best: dict[int, tuple[float, tuple[tuple[Part, int], ...]]] = {0: (0.0, ())}
+    for place, members in enumerate((part.members for part in draft.parts), 1):
+        counts = range(1, sequences - data + 2)
+        parts = ((n, space.fastest_part(members, n, data, draft.state)) for n in counts)
+        made = [(n, part, n // part.micro_batch) for n, part in parts if part is not None]
+        alone = [(n, part.step_s(share), (part, share)) for n, part, share in made]
+        longer: dict[int, tuple[float, tuple[tuple[Part, int], ...]]] = {}
+        for taken, (slowest_s, sides) in best.items():
+            for count, alone_s, side in alone:
+                step_s, after = max(slowest_s, alone_s), taken + count
+                if after > sequences - (data - place):
+                    break
+                if step_s < longer.get(after, (inf,))[0]:
+                    longer[after] = step_s, (*sides, side)
+        best = longer
+    if sequences in best:
+        parts, shares = zip(*best[sequences][1], strict=True)
+        yield space.made(parts, shares, draft.state)

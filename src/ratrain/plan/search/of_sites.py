@@ -32,9 +32,8 @@ from ratrain.plan.layout.placement import PlacedReplica, devices_of_sites
 from ratrain.plan.layout.plan import Plan, plan_of_row
 from ratrain.plan.price.kind_speed import kind_speed, least_step_s
 from ratrain.plan.price.places import PlanCosts
-from ratrain.plan.price.trial import tried_out
 from ratrain.plan.search.layouts import Checked, Progress, check
-from ratrain.plan.search.tried import Tried, step_of
+from ratrain.plan.search.tried import Tried, step_of, tried_plan
 from ratrain.plan.search.unequal import UnequalSearch
 from ratrain.program.kind import Kind
 from ratrain.program.units import unit_columns
@@ -245,13 +244,9 @@ def tried_of(job: JobSpec, entry: Ranked) -> Tried | None:
     differ in it."""
     try:
         plan = plan_of_file(file_of_plan(_assembled(job, entry)), str(job.path or "job"), job)
-        proved, ran = tried_out(plan)
+        return None if plan.is_layout else tried_plan(plan, entry.estimate_s)[0]
     except (SpecError, ProgramError):
         return None
-    if ran is None or plan.is_layout:
-        return None
-    bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
-    return Tried(plan, entry.estimate_s, ran.step_time_s, bound_bytes)
 
 
 def _assembled(job: JobSpec, entry: Ranked) -> Plan:

@@ -31,6 +31,8 @@ from ratrain.plan.draft.pools import Pool
 from ratrain.plan.layout.placement import PlacedReplica
 from ratrain.plan.layout.plan import LAYER_MAJOR, SPLIT, Plan, Reordering, keeps_all
 from ratrain.plan.layout.tiers import jobs_in_tiers, tiers_of, waiting_in
+from ratrain.plan.price.bill import NONE
+from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.price.trial import step_s_of
 from ratrain.plan.search import limits
@@ -136,9 +138,9 @@ def _neighbours(plan: Plan) -> Iterator[Plan]:
     for number, entry in enumerate(plan.replicas):
         if entry.has_members or entry.layout.virtual > 1:
             continue
-        changes = [
-            entry.computing(sizes) for ranks in _together(entry) for sizes in _resized(entry, ranks)
-        ]
+        may_keep = codes_of(plan.job, plan.strategy)[0] == NONE
+        again = _recomputing(entry) if may_keep else frozenset[int]()
+        changes = [other for ranks in _together(entry) for other in _resized(entry, ranks, again)]
         changes += _recut(entry) if entry.joined else []
         for changed in changes:
             replicas = (*plan.replicas[:number], changed, *plan.replicas[number + 1 :])
@@ -163,14 +165,23 @@ def _together(entry: PlacedReplica) -> list[frozenset[int]]:
     return [group for group in dict.fromkeys([*of_kinds, *alone]) if len(group) < entry.ranks]
 
 
-def _resized(entry: PlacedReplica, ranks: frozenset[int]) -> Iterator[tuple[int, ...]]:
-    """Sizes twice and half as large on some ranks, where they divide each other and the share."""
+def _recomputing(entry: PlacedReplica) -> frozenset[int]:
+    """Ranks that compute activations again."""
+    held = zip(entry.held, entry.recovery, strict=True)
+    return frozenset(rank for (_, rank), mode in held if mode.again)
+
+
+def _resized(
+    entry: PlacedReplica, ranks: frozenset[int], again: frozenset[int]
+) -> Iterator[PlacedReplica]:
+    """Sizes twice and half as large on some ranks, where they divide each other and the share.
+    Of those `again`, which recompute, the smaller may have room to keep all: they begin so."""
     doubled = [2 * size if rank in ranks else size for rank, size in enumerate(entry.sizes)]
     halved = [size // 2 if rank in ranks else size for rank, size in enumerate(entry.sizes)]
     if all(entry.sizes[rank] % 2 == 0 for rank in ranks) and _meet(entry, halved):
-        yield tuple(halved)
+        yield entry.computing(halved).in_mode(Recovery.NONE, ranks & again)
     if _meet(entry, doubled):
-        yield tuple(doubled)
+        yield entry.computing(doubled)
 
 
 def _meet(entry: PlacedReplica, sizes: Sequence[int]) -> bool:
@@ -238,10 +249,7 @@ class Reordered:
 def _spilled(plan: Plan) -> Iterator[Plan]:
     """What is recomputed kept in another tier in its place: in that of the job, or in each that its
     devices have."""
-    again = [
-        {rank for (_, rank), mode in zip(r.held, r.recovery, strict=True) if mode.again}
-        for r in plan.replicas
-    ]
+    again = [*map(_recomputing, plan.replicas)]
     jobs = [waiting_in(plan.job, {"activation_tier": tier}) for tier in tiers_of(plan.job)]
     for job in filter(None, [plan.job] if plan.job.activation_tier else jobs):
         if any(again):

@@ -70,6 +70,21 @@ def step_of(plan: Tried) -> float:
     return plan.step_s
 
 
+def tried_plan(plan: Plan, estimate_s: float) -> tuple[Tried | None, int]:
+    """A plan as simulated, None where it is not proved to run and to fit; and the ops that this
+    took."""
+    proved, ran = tried_out(plan)
+    if ran is None:
+        return None, len(proved.short.table)
+    tried = Tried(plan, estimate_s, ran.step_time_s, _peak_bytes(proved), proved)
+    return tried, ran.ops_simulated
+
+
+def _peak_bytes(proved: Proved) -> int:
+    """Of the fullest rank."""
+    return max((bound.total_bytes for bound in proved.verdict.bounds), default=0)
+
+
 def timed(
     job: JobSpec,
     pools: Sequence[Pool],
@@ -116,8 +131,7 @@ def timed_plan(draft: Draft, plan: Plan, bar_s: float) -> tuple[Timed | None, tu
     step_s = ran.step_time_s
     if has_members(plan) and step_s < bar_s:  # a short and a long may alternate
         step_s = simulate_proved(proved, costs.of(proved.short.setup)).step_time_s
-    bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
-    return Timed(plan, draft.estimate_s, step_s, bound_bytes, draft=draft), ()
+    return Timed(plan, draft.estimate_s, step_s, _peak_bytes(proved), draft=draft), ()
 
 
 def timed_recovering(
@@ -155,7 +169,8 @@ def _may_be_faster(plan: Plan, bar_s: float) -> bool:
 
 def _least_s(plan: Plan, costs: PlanCosts) -> float:
     """No program of a plan takes less."""
-    return least_step_s(plan.strategy, plan.setup, plan.choices, costs.of(plan.setup))
+    of_compute = costs.of_compute(plan.setup)
+    return least_step_s(plan.strategy, plan.setup, plan.choices, of_compute)
 
 
 def _short_ranks(verdict: Verdict) -> tuple[int, ...]:

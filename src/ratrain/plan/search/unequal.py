@@ -1,12 +1,10 @@
 """The search for plans whose stages and replicas differ, on clusters of a few unequal devices.
 
-Three stages, the first and the last as HeteroAuto has them (arXiv 2505.17548): closed forms rank
-drafts of every shape; the best are simulated at the grain of stages (`search.clock`), and changed
-in single layers, micro-batches, shares, orders and state modes as long as that gains; the fastest
-of all these are built, proved and simulated as whole programs, and changed once more
-(`search.drafts`). Stages of other sizes, stages of several members and other compute orders
-come after that. What `ratrain train` can run is searched for by itself, beside what can only be
-simulated.
+Closed forms rank seeds (after HeteroAuto, arXiv 2505.17548); the best are simulated at the grain of
+stages (`draft.clock`) and changed by every move as long as that gains (`search.beam`); the fastest
+of all these are built, proved and simulated as whole programs (`search.drafts`). Stages of other
+sizes and other compute orders come after that. What `ratrain train` can run is searched for by
+itself, beside what can only be simulated.
 """
 
 from __future__ import annotations
@@ -24,9 +22,9 @@ from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.layout.plan import Plan
 from ratrain.plan.price.kind_speed import least_step_s
 from ratrain.plan.search import limits
-from ratrain.plan.search.drafts import DraftSearch, Progress
+from ratrain.plan.search.drafts import DraftSearch
+from ratrain.plan.search.layouts import Progress
 from ratrain.plan.search.limits import effort_of
-from ratrain.plan.search.members_seeds import members_seeds
 from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.plan_moves import LAYER_MAJOR, SPLIT, Reordered, Reordering, improved
 from ratrain.plan.search.tried import Timed, Tried, step_of
@@ -89,23 +87,19 @@ def unequal_search(
     devices less is tried."""
     began = time.perf_counter()
     whole_s = known_s if whole_s is None else whole_s
-    seeker = DraftSearch(job, whole_s, progress, effort_of(job.cluster.devices, quick=quick))
+    seeker = DraftSearch(job, progress, effort_of(job.cluster.devices, quick=quick))
     starts = [start for plan in known if (start := of_plan(seeker.stages, plan)) is not None]
     trains = job.backend.trains
     alone = seeker.best_of(starts, whole_s, lambda draft: draft.trainable) if trains else []
     alone = _in_other_sizes(seeker, alone)
-    bar_s = _least(whole_s, alone)
-    of_members = seeker.best_of(
-        (), bar_s, lambda draft: draft.alone_s < bar_s, members_seeds(seeker.space, bar_s)
-    )
-    trainable = _fastest([*alone, *(plan for plan in of_members if not plan.refusals)])
+    trainable = [plan for plan in alone if not plan.refusals]
     whole_s = _least(whole_s, trainable)
     further = list[Timed]()
     if seeker.passed_over or not trains:
         found = seeker.best_of([] if trains else starts, whole_s, lambda _: True)
         further = [plan for plan in found if not (trains and plan.draft.trainable)]
-    others = _in_other_sizes(seeker, further)
-    others = _fastest([*others, *(plan for plan in of_members if plan.refusals)])
+    refused = [plan for plan in alone if plan.refusals]
+    others = _fastest([*_in_other_sizes(seeker, further), *refused])
     for order in (LAYER_MAJOR, SPLIT):
         trainable = _in_orders(seeker, order, trainable, starts, whole_s)
         whole_s = _least(whole_s, trainable if order is LAYER_MAJOR else ())
@@ -136,9 +130,10 @@ def _least(known_s: float, plans: Sequence[Timed]) -> float:
 
 def _in_other_sizes(seeker: DraftSearch, plans: Sequence[Timed]) -> list[Timed]:
     """These plans, and the best of them with stages in micro-batches of their own sizes."""
-    begun = list(plans[: limits.RESIZED_PLANS])
+    alone = [plan for plan in plans if not plan.draft.has_members]
+    begun = alone[: limits.RESIZED_PLANS]
     if seeker.is_tight(begun):
-        begun += islice(_leaner(plans[limits.RESIZED_PLANS - 1 :]), limits.RESIZED_LEAN)
+        begun += islice(_leaner(alone[limits.RESIZED_PLANS - 1 :]), limits.RESIZED_LEAN)
     better = [faster for plan in begun for faster in improved(plan, seeker.watch)]
     return _fastest([*plans, *better])
 
@@ -163,9 +158,7 @@ def _in_orders(
     orders where that gains enough."""
     fit = [plan for plan in plans if order.names(plan.plan)]
     families = list({plan.draft.family: plan for plan in reversed(fit)}.values())
-    of_members = [plan for plan in _fastest(families) if plan.draft.has_members]
-    alone = [plan for plan in _fastest(families) if not plan.draft.has_members]
-    best = _fastest([*of_members[: limits.REORDERED_MEMBERS], *alone[: limits.REORDERED]])
+    best = _fastest(families)[: limits.REORDERED]
     begun = [plan for draft in starts if (plan := seeker.simulated_as(draft)) is not None]
     begun = [plan for plan in begun if order.names(plan.plan) and plan not in best]
     climbs = not seeker.effort.spares_programs
