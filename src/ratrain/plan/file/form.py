@@ -193,6 +193,7 @@ class PlanFile:
     gradient_tier: Literal["device", "host", "disk"] | None = None  # of gradients that add up
     activation_tier: Literal["device", "host", "disk"] | None = None  # of what waits for backward
     collective: Name | None = None
+    network: Literal["sockets", "direct"] = "sockets"
     predicted: Predicted | None = None  # for people; nothing reads it
 
 
