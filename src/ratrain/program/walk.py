@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ratrain.compiled import address, c_long, library
-from ratrain.program.graph import Graph, graph_of
+from ratrain.program.graph import Graph, Waiting, graph_of
 from ratrain.program.units import Ints
 
-if TYPE_CHECKING:
-    from ratrain.program.table import Table
-
 STEPS = 2
+
+
+class Walked(Protocol):
+    """A program's table, as far as it is walked."""
+
+    @property
+    def waiting(self) -> Waiting: ...
+    @property
+    def group(self) -> Ints: ...
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Drift:
     late: npt.NDArray[np.int32]
 
 
-def walk(program: Table | Graph, *, compiled: bool = True) -> Walk:
+def walk(program: Walked | Graph, *, compiled: bool = True) -> Walk:
     """The `Walk` of two steps of a program, or of a waiting graph."""
     graph = _graph(program)
     total = len(graph) * STEPS
@@ -72,7 +79,7 @@ def walk(program: Table | Graph, *, compiled: bool = True) -> Walk:
     return Walk(order[:reached], np.flatnonzero(stuck))
 
 
-def drift(program: Table | Graph, order: Ints, ranks: range, *, compiled: bool = True) -> Drift:
+def drift(program: Walked | Graph, order: Ints, ranks: range, *, compiled: bool = True) -> Drift:
     """The `Drift` of every node against the compute lanes of at most WIDTH ranks. `order` is a
     complete walk."""
     graph = _graph(program)
@@ -104,7 +111,7 @@ def drift(program: Table | Graph, order: Ints, ranks: range, *, compiled: bool =
     return Drift(early, late)
 
 
-def dense_groups(program: Table | Graph) -> tuple[Ints, Ints]:
+def dense_groups(program: Walked | Graph) -> tuple[Ints, Ints]:
     """Groups numbered 0, 1, ... (-1: alone), and how many members each has."""
     together = np.flatnonzero(program.group >= 0)
     group = np.full(len(program), -1, dtype=np.int64)
@@ -113,7 +120,7 @@ def dense_groups(program: Table | Graph) -> tuple[Ints, Ints]:
     return group, sizes.astype(np.int64)
 
 
-def _graph(program: Table | Graph) -> Graph:
+def _graph(program: Walked | Graph) -> Graph:
     return program if isinstance(program, Graph) else graph_of(program.waiting)
 
 
