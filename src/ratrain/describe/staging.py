@@ -123,12 +123,14 @@ def _staged(link: Link, rate: float) -> StagedLink:
         for point in link.points
     )
     return StagedLink(
-        **vars(link)
-        | {
-            "bandwidth_bytes_per_s": with_copies(link.bandwidth_bytes_per_s),
-            "by_size": tuple(points),
-            "log_quadratic": (),
-        },
+        link.latency_s,
+        with_copies(link.bandwidth_bytes_per_s),
+        source=link.source,
+        shared_by=link.shared_by,
+        overhead_s=link.overhead_s,
+        overhead_source=link.overhead_source,
+        collective_s=link.collective_s,
+        by_size=tuple(points),
         own=link,
         copied_bytes_per_s=rate,
     )

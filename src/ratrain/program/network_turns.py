@@ -60,10 +60,11 @@ def _clocked(chains: Chains, order: Ints) -> tuple[Ints, Ints]:
     ahead = graph.place[target] - graph.place[source]
     neighbours = (target == source + 1) & (graph.place[target] > 0)  # on a lane
     delay = lasts[source] * np.where(neighbours, ahead, 1)
-    followers: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-    for one, other, after in zip(source.tolist(), target.tolist(), delay.tolist(), strict=True):
+    followers = [list[tuple[int, int]]() for _ in range(n)]
+    columns: list[list[int]] = [each.tolist() for each in (source, target, delay)]
+    for one, other, after in zip(*columns, strict=True):
         followers[one].append((other, after))
-    group = dense_groups(graph)[0].tolist()
+    group: list[int] = dense_groups(graph)[0].tolist()
     begins, together = [0] * n, list[int]()
     nodes: list[int] = first.tolist()
     for at, node in enumerate(nodes):

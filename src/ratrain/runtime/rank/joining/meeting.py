@@ -10,13 +10,18 @@ from __future__ import annotations
 import socket
 from datetime import timedelta
 
-import torch.distributed as dist
-
 from ratrain.describe.runs_on import is_gpu
 from ratrain.devices import Device
 from ratrain.errors import RunFailed
 from ratrain.runtime.rank.joining.rendezvous import Joined
-from ratrain.runtime.step.network.communicator import Carrier, Communicator, Gloo, Nccl
+from ratrain.runtime.step.network.communicator import (
+    DIST,
+    Carrier,
+    Communicator,
+    Gloo,
+    Nccl,
+    Store,
+)
 from ratrain.runtime.step.network.staged_network import Staging
 
 
@@ -39,22 +44,22 @@ def communicator_of(
     return Communicator(carrier, None if is_gpu(device.kind) else staging)
 
 
-def _carrier(device: Device, store: dist.Store, joined: Joined, timeout_s: float) -> Carrier:
+def _carrier(device: Device, store: Store, joined: Joined, timeout_s: float) -> Carrier:
     rank, world_size = joined.rank, joined.world_size
     if is_gpu(device.kind):
         return Nccl(store, rank, world_size, timeout_s, device.place)
     return Gloo(store, rank, world_size, timeout_s, joined.book[rank][0])
 
 
-def _store(joined: Joined, timeout_s: float) -> dist.Store:
+def _store(joined: Joined, timeout_s: float) -> Store:
     address, patience = joined.book[0][0], timedelta(seconds=timeout_s)
     if joined.rank:
         port = int(joined.everybody("")[0])
-        return dist.TCPStore(address, port, joined.world_size, False, patience)
+        return DIST.TCPStore(address, port, joined.world_size, False, patience)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family)
     port = int(listener.getsockname()[1])
-    store = dist.TCPStore(
+    store = DIST.TCPStore(
         address,
         port,
         joined.world_size,

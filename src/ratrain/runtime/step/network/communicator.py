@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,10 @@ _NCCL_SETTINGS = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
 
+Store = Any
+"""Of torch.distributed, where communicators find each other."""
+DIST: Any = dist
+"""Torch's stubs leave out much of what a process group has."""
 IsLost = Callable[[], bool]
 """Whether a peer that is awaited is known to have ended."""
 
@@ -64,13 +68,13 @@ class Gloo:
     time, so a thread of its own waits: whoever gives up leaves that behind, with the tensors."""
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, timeout_s: float, address: str
+        self, store: Store, rank: int, world_size: int, timeout_s: float, address: str
     ) -> None:
         self._store, self._patience, self._aborted = store, timedelta(seconds=timeout_s), False
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        options = DIST.ProcessGroupGloo._Options()
+        options._devices = [DIST.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = self._patience
-        self._group = dist.ProcessGroupGloo(store, rank, world_size, options)
+        self._group = DIST.ProcessGroupGloo(store, rank, world_size, options)
         self._begun: SimpleQueue[Sequence[dist.Work]] = SimpleQueue()
         self._over: SimpleQueue[RuntimeError | None] = SimpleQueue()
         threading.Thread(target=self._wait, name="gloo", daemon=True).start()
@@ -119,7 +123,7 @@ class Nccl:
     """On a GPU that no other rank uses. Nobody has run it on two GPUs yet."""
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, timeout_s: float, place: torch.device
+        self, store: Store, rank: int, world_size: int, timeout_s: float, place: torch.device
     ) -> None:
         require_nccl()
         for name, value in _NCCL_SETTINGS.items():
