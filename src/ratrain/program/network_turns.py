@@ -61,8 +61,8 @@ def _clocked(chains: Chains, order: Ints) -> tuple[Ints, Ints]:
     neighbours = (target == source + 1) & (graph.place[target] > 0)  # on a lane
     delay = lasts[source] * np.where(neighbours, ahead, 1)
     followers = [list[tuple[int, int]]() for _ in range(n)]
-    columns: list[list[int]] = [each.tolist() for each in (source, target, delay)]
-    for one, other, after in zip(*columns, strict=True):
+    waits: list[tuple[int, int, int]] = np.stack([source, target, delay], axis=1).tolist()
+    for one, other, after in waits:
         followers[one].append((other, after))
     group: list[int] = dense_groups(graph)[0].tolist()
     begins, together = [0] * n, list[int]()

@@ -100,6 +100,9 @@ class DirectNetwork(SocketNetwork):
     ) -> None:
         self._meet_all(holders, lane, [flat])
         exchange, place = self._exchange(holders, by), self._place_among(holders)
+        if not exchange.rounds:
+            add_up([flat], out)
+            return
         reduce_by(exchange, place, flat, out, self._swap(holders, lane_channel(lane)))
 
     def gather(self, lane: Lane, flat: Tensor, holders: Holders, by: str = DIRECT) -> None:
