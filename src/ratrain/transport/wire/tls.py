@@ -63,7 +63,6 @@ class Guard:
                     place=f"Tls.{name}",
                     fix="give the path of a PEM file",
                 )
-        _require_own(Path(tls.key))
         for context in (self._server, self._client):
             context.verify_mode = ssl.CERT_REQUIRED
             _load_pair(context, tls)
@@ -71,6 +70,7 @@ class Guard:
                 context.load_verify_locations(tls.authority)
             except (OSError, ValueError) as error:
                 raise _bad_file("authority", str(tls.authority), error) from error
+        _require_own(Path(tls.key))
         return _der(read_text(Path(tls.certificate), SMALL_BYTES))
 
     def secure(
