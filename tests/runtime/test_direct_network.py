@@ -14,6 +14,7 @@ from crew import Crew, grid_routes, network_among
 from deferred_runs import make_first, run_put_off
 from launched import GRACE_S, killer, loss_bits, made, meanwhile, start, steps_done
 from runs_made import Setting, Unlike, write_job
+from test_survivors import REPLICAS, disturbed, notes
 from training import train
 
 from ratrain.errors import RunFailed, SpecError, TransportError
@@ -179,3 +180,17 @@ def test_a_build_of_torch_without_nccl_is_refused() -> None:
     with pytest.raises(SpecError, match="has no NCCL") as refused:
         require_nccl()
     assert refused.value.place == "[train] network"
+
+
+@slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_survivors_of_a_lost_rank_make_another_communicator_and_lose_no_step(
+    rank: int, tmp_path: Path
+) -> None:
+    setting = direct(replace(REPLICAS, steps=20))
+    folder, whole = made(tmp_path / "disturbed", setting), made(tmp_path / "whole", setting)
+    start(whole)
+    disturbed(folder, rank, step=8)
+    assert "from what the survivors hold" in notes(folder)
+    assert loss_bits(folder) == loss_bits(whole)
