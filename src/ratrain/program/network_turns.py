@@ -64,7 +64,7 @@ def _clocked(chains: Chains, order: Ints) -> tuple[Ints, Ints]:
     waits: list[tuple[int, int, int]] = np.stack([source, target, delay], axis=1).tolist()
     for one, other, after in waits:
         followers[one].append((other, after))
-    group: list[int] = dense_groups(graph)[0].tolist()
+    group: list[int] = dense_groups(graph.group)[0].tolist()
     begins, together = [0] * n, list[int]()
     nodes: list[int] = first.tolist()
     for at, node in enumerate(nodes):

@@ -26,9 +26,6 @@ class Walked(Protocol):
 
     @property
     def waiting(self) -> Waiting: ...
-    @property
-    def group(self) -> Ints: ...
-    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def walk(program: Walked | Graph, *, compiled: bool = True) -> Walk:
     """The `Walk` of two steps of a program, or of a waiting graph."""
     graph = _graph(program)
     total = len(graph) * STEPS
-    group, sizes = dense_groups(graph)
+    group, sizes = dense_groups(graph.group)
     c = library("program", "walk_c") if compiled else None
     order = np.empty(total, dtype=np.int64)
     if c is None:
@@ -87,7 +84,7 @@ def drift(program: Walked | Graph, order: Ints, ranks: range, *, compiled: bool 
     owner = np.where(here, graph.owner - ranks.start, -1)
     length = np.zeros(WIDTH, dtype=np.int64)
     length[: len(ranks)] = graph.lengths[ranks.start : ranks.stop]
-    group, _ = dense_groups(graph)
+    group, _ = dense_groups(graph.group)
     early = np.empty((len(order), WIDTH), dtype=np.int32)
     late = np.empty((len(order), WIDTH), dtype=np.int32)
     c = library("program", "walk_c") if compiled else None
@@ -111,13 +108,13 @@ def drift(program: Walked | Graph, order: Ints, ranks: range, *, compiled: bool 
     return Drift(early, late)
 
 
-def dense_groups(program: Walked | Graph) -> tuple[Ints, Ints]:
+def dense_groups(group: Ints) -> tuple[Ints, Ints]:
     """Groups numbered 0, 1, ... (-1: alone), and how many members each has."""
-    together = np.flatnonzero(program.group >= 0)
-    group = np.full(len(program), -1, dtype=np.int64)
-    _, inverse, sizes = np.unique(program.group[together], return_inverse=True, return_counts=True)
-    group[together] = inverse
-    return group, sizes.astype(np.int64)
+    together = np.flatnonzero(group >= 0)
+    dense = np.full(len(group), -1, dtype=np.int64)
+    _, inverse, sizes = np.unique(group[together], return_inverse=True, return_counts=True)
+    dense[together] = inverse
+    return dense, sizes.astype(np.int64)
 
 
 def _graph(program: Walked | Graph) -> Graph:
