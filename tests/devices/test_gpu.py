@@ -187,6 +187,22 @@ def test_ranks_that_share_a_gpu_give_the_losses_of_one(tmp_path: Path) -> None:
     assert losses(four) == losses(trained(tmp_path, "four-again", **GRID))
 
 
+DIRECT = ("--set", "train.share_gpu=false", "--set", "train.network=direct")
+
+
+def test_a_rank_with_a_communicator_of_its_own_trains_with_the_same_bits(tmp_path: Path) -> None:
+    """All of NCCL that one GPU can show: that it is made, and let go."""
+    alone = trained(tmp_path, "alone", steps=3)
+    assert losses(trained(tmp_path, "direct", *DIRECT, steps=3)) == losses(alone)
+
+
+@pytest.mark.skipif(gpus_here() < 2, reason="one GPU: a communicator takes each once")
+@pytest.mark.parametrize("said", [{"data": 2}, {"pipeline": 2}, {"schedule": "pe-zero", "data": 2}])
+def test_nccl_gives_the_bits_of_connections(tmp_path: Path, said: dict[str, Any]) -> None:
+    staged = trained(tmp_path, "staged", "--set", "train.share_gpu=false", **said)
+    assert losses(trained(tmp_path, "direct", *DIRECT, **said)) == losses(staged)
+
+
 def test_a_gpu_computes_what_the_cpu_computes_in_fp32(tmp_path: Path) -> None:
     on_gpu = trained(tmp_path, "gpu", dtype="fp32", steps=3)
     on_cpu = trained(tmp_path, "cpu", "--device", "cpu", dtype="fp32", steps=3)

@@ -86,7 +86,7 @@ def test_every_field_of_the_header_survives() -> None:
     early = replace(copied, period=3, averages=Averages.EARLY_START)
     averaging = replace(early, outer=True, average_wire="int4")
     validation = Setup((replica((2, 2), 4),), forward_only=True)
-    mirrored = Setup((replica((2, 2), 4),), mirrored=True)
+    mirrored = Setup((replica((2, 2), 4),), mirrored=True, network_in_turn=True)
     default = Setup((replica((1,), 1),))
     setups = (sharded, tied, sending, averaging, validation, mirrored)
     for field in fields(Setup):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ratrain.devices import CPU, Device
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.joining.handshake import Gate
 from ratrain.runtime.rank.joining.networks import connected
@@ -109,10 +110,15 @@ def network_among(
     *,
     timeout_s: float = 30,
     hosts: tuple[int, ...] = (),
+    device: Device = CPU,
 ) -> Network:
     """A member's network among those that were asked; "staged": as of a device with memory of its
-    own."""
-    network, _ = connected(seats, seat, routes, joined(), timeout_s, hosts)
+    own; "direct": gloo carries tensors of a device, one op at a time."""
+    direct = kind == "direct"
+    place = device if direct else CPU
+    network, _ = connected(
+        seats, seat, routes, joined(), timeout_s, hosts, device=place, direct=direct
+    )
     _closing.callback(network.close)
     return StagedNetwork(network, Staging(pinned=False)) if kind == "staged" else network
 

@@ -328,6 +328,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "overflow": setting.overflow if setting.overflow != "step" else None,
         "weights": setting.weights,
         "timeout": f"{setting.timeout_s:g}s",
+        "network": "direct" if setting.network == "direct" else None,
         "validate_every": setting.validate_every or None,
         **dict(setting.train),
     }
@@ -441,6 +442,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
         "error_feedback": setting.error_feedback,
+        "network": "direct" if setting.network == "direct" else "sockets",
         "optimizer_tier": setting.optimizer_tier,
         "view_tier": setting.view_tier,
         "gradient_tier": setting.gradient_tier,

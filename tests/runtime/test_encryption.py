@@ -213,3 +213,17 @@ def test_a_byte_that_is_changed_on_the_way_ends_the_connection_and_is_never_take
     with pytest.raises(OSError, match=r"(?i)bad[ _]record"):
         heard[0].recv_into(room)
     assert room == b"as it was"
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_private_key_that_others_can_read_is_refused(mode: int, tmp_path: Path) -> None:
+    folder = signed(tmp_path / "tls")
+    key = tmp_path / "tls" / "host.key"
+    key.chmod(mode)
+    with pytest.raises(SpecError) as caught:
+        guard_of(folder)
+    assert caught.value.place == "[train] tls"
+    assert f"mode {mode:o}" in caught.value.what
+    assert caught.value.fix == f"chmod 600 {key}"
+    key.chmod(0o400)
+    assert guard_of(folder) is not None

@@ -50,6 +50,7 @@ OTHER = {
     "train.train_only": '["*norm"]',
     "train.lora": "{ rank = 4 }",
     "train.dropout": "0.1",
+    "train.network": '"direct"',
     "schedule.recover_heads": "true",
     "schedule.collective": '"ring"',
     "schedule.attention": '"stored"',

@@ -270,9 +270,10 @@ def _train_rank(
         spec.seats,
         seat,
         routes_of(program, spec.seats),
-        setting.network if make_device is None else "staged",
+        setting.network if make_device is None or setting.network == "direct" else "staged",
         timeout_s=setting.timeout_s,
         hosts=spec.hosts,
+        device=device,
     )
     run = RankRun(
         job,

@@ -43,6 +43,7 @@ class Authority:
         lock = serialization.NoEncryption()
         if password:
             lock = serialization.BestAvailableEncryption(password)
+        files[1].touch(mode=0o600)
         files[1].write_bytes(key.private_bytes(PEM, OLD, lock))
         return Tls(files[0], files[1], self.file)
 

@@ -22,6 +22,7 @@ from ratrain.describe.cluster import ClusterSpec, Device
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.runs_on import AS_CLUSTER, is_gpu
+from ratrain.describe.staging import as_sent
 from ratrain.describe.strict import FrozenMap, Rule
 from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
 from ratrain.errors import SpecError
@@ -250,13 +251,16 @@ class JobSpec:
     left_layout: LayoutSpec | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """The model is trained as [train] says. What its router chooses is not known before, so
-        nothing of experts is recorded, nor what others' modules do."""
+        """The model is trained, and links are seen, as [train] says. What its router chooses is not
+        known before, so nothing of experts is recorded, nor what others' modules do."""
         spec, train = self.model.spec, self.train
         balance = spec.balance_loss if train.balance_loss is None else train.balance_loss
         trained = replace(spec, tuning=train.tuning, balance_loss=balance)
         if trained != spec:
             object.__setattr__(self, "model", replace(self.model, spec=trained))
+        cluster = as_sent(self.cluster.spec, train)
+        if cluster is not self.cluster.spec:
+            object.__setattr__(self, "cluster", replace(self.cluster, spec=cluster))
         if (spec.experts or spec.own or train.dropout) and train.graphs:
             object.__setattr__(self, "train", replace(train, graphs=False))
 

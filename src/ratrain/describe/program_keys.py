@@ -95,6 +95,7 @@ PROGRAM_KEYS = (
     ProgramKey("train", "train_only"),
     ProgramKey("train", "lora"),
     ProgramKey("train", "dropout", matters=bool),
+    ProgramKey("train", "network"),
     ProgramKey("schedule", "recover_heads", decided=True),
     ProgramKey("schedule", "collective", meant=lambda job: job.collective),
     ProgramKey("schedule", "attention"),

@@ -203,6 +203,7 @@ def _train(s: Starter) -> _Table:
             _Line("loss_scale", 65536.0, "fp16 only: the initial dynamic loss scale"),
             _Line("overflow", "step", 'fp16 only: an overflow skips a whole "step" or a "unit"'),
             _Line("tls", "off", 'between hosts: "secret", or a folder of certificates'),
+            _Line("network", "sockets", 'or "direct": NCCL between GPUs, gloo between others'),
             _Line("timeout", "300s", "how long a rank waits for a silent peer"),
             _Line("device", "auto", '"cpu" or "cuda"; left out: as the cluster file says'),
             _Line("share_gpu", False, "several ranks of a host may compute on one GPU"),

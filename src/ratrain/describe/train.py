@@ -34,6 +34,7 @@ from ratrain.describe.tuning import LoraSpec, Tuning
 from ratrain.errors import SpecError
 
 TLS_OFF, TLS_BY_SECRET = "off", "secret"
+SOCKETS, DIRECT = "sockets", "direct"
 LossScale = Annotated[float, Rule(low=1e-12, high=1e18)]
 
 
@@ -96,6 +97,10 @@ class TrainSpec:
     # what is sent between hosts: "off": as it is; "secret": under TLS 1.3, for whoever proves the
     # run's secret; or so with certificates too, of a folder that each host has at this path
     tls: FileName = "off"
+    # what carries tensors between ranks: "sockets": connections of our own, for a device with
+    # memory of its own staged in host memory; "direct": a communicator of torch.distributed, NCCL
+    # between GPUs and gloo between others, with which a rank sends one thing after the other
+    network: Literal["sockets", "direct"] = "sockets"
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
     # what all ranks compute on, as [[device]] runs_on; auto: as the cluster file says of each
     device: Name = AS_CLUSTER
@@ -114,8 +119,21 @@ class TrainSpec:
                 place="tls",
                 fix=f'use "{TLS_BY_SECRET}", "{TLS_OFF}", or the path of a folder, from / on',
             )
+        if self.network == DIRECT:
+            self._require_direct()
         if self.keys is None:
             object.__setattr__(self, "keys", kind())
+
+    def _require_direct(self) -> None:
+        """Refuses a communicator beside what it cannot have."""
+        in_the_way = {
+            "torch.distributed encrypts nothing": ("tls", self.tls != TLS_OFF),
+            "a communicator takes each GPU once": ("share_gpu", self.share_gpu),
+        }
+        for what, (key, is_set) in in_the_way.items():
+            if is_set:
+                fix = f'leave {key} out, or set network = "{SOCKETS}"'
+                raise SpecError(what, place="network", fix=fix)
 
     @property
     def tuning(self) -> Tuning | None:

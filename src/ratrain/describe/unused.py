@@ -58,6 +58,7 @@ _IDLE = (
         "train", ("prompts", "prompts_file", "sample_tokens"),
         lambda job: not job.train.sample_every, "there are no samples without sample_every",
     ),
+    _Idle("train", ("network",), lambda job: job.cluster.devices == 1, "there is one rank"),
     _Idle("train", ("loss_scale", "overflow"), _without_fp16, "nothing is computed in fp16"),
 )  # fmt: skip
 

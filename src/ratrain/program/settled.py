@@ -80,7 +80,10 @@ def proof_of(program: Program | Repeating) -> Proved:
 
 
 def verdict_on_long(program: Repeating) -> Verdict | None:
-    """The verdict on a long program; None where its short form says too little."""
+    """The verdict on a long program; None where its short form says too little, as of network ops
+    in turn, whose order is made of all of them."""
+    if program.short.setup.network_in_turn:
+        return None
     table = program.short.table
     pairs = _pairs(program)
     windows: list[_Window] = []

@@ -79,6 +79,7 @@ class Setup:
     backward_sends: bool = False  # backward fills buckets that leave beside it, with its GradSync
     error_feedback: int = 0  # residuals of each gradient sent: 1; 2 where a step may be skipped
     mirrored: bool = False  # of each owner's states a buddy keeps the same, on its host
+    network_in_turn: bool = False  # a rank's network ops go one by one, in one order of all ranks
     notes: tuple[str, ...] = ()  # of third-party passes, for their rules and families
     budgets: tuple[Budget, ...] = ()
 

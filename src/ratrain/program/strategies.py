@@ -30,7 +30,7 @@ from ratrain.program.passes.sharding import accumulate_sharded, gather_once, sha
 from ratrain.program.passes.state_pipeline import layerwise_state_pipeline, update_prefetch
 from ratrain.program.passes.tensor import tensor_collectives
 from ratrain.program.passes.tied import tie_embeddings
-from ratrain.program.passes.turns import transfers_in_turn
+from ratrain.program.passes.turns import network_in_turn, transfers_in_turn
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation, Averages, Setup
@@ -307,6 +307,7 @@ class Choices:
     tie: bool = False  # embedding and head are one matrix: their gradients add up
     error_feedback: int = 0  # residuals that ranks keep of each gradient sent; 0: none
     mirror: bool = False  # a buddy keeps the states that each owner of a part has
+    in_turn: bool = False  # a rank's network ops go one by one
     optimizer_tier: str = DEVICE  # where optimizer states wait for their update
     view_tier: str = DEVICE  # where weights wait for each use
     gradient_tier: str = DEVICE  # where whole gradients wait while they add up
@@ -390,6 +391,8 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
             outer=choices.outer,
             wire=choices.average_wire,
         )
+    if choices.in_turn:
+        program = network_in_turn(program)
     return program
 
 

@@ -15,6 +15,7 @@ from ratrain.program.columns import as_columns
 from ratrain.program.edges import Edges, derive_edges
 from ratrain.program.graph import Chains, Waiting, chains_of
 from ratrain.program.kind import Kind, Lane, Partners, kinds_where
+from ratrain.program.network_turns import in_turn
 from ratrain.program.setup import Setup
 from ratrain.program.states import States, number_states
 from ratrain.program.tiers import WAITING
@@ -42,7 +43,10 @@ class Table:
     @cached_property
     def edges(self) -> Edges:
         """Who waits for whom, in one period and from one period to the next."""
-        return derive_edges(self.uses, self.states, self.rank * len(Lane) + self.lane)
+        edges = derive_edges(self.uses, self.states, self.rank * len(Lane) + self.lane)
+        if not self.setup.network_in_turn:
+            return edges
+        return in_turn(self._waiting(edges), self.kind)
 
     @cached_property
     def group(self) -> Ints:
@@ -59,7 +63,10 @@ class Table:
     @property
     def waiting(self) -> Waiting:
         """The ops as a waiting graph is made of them."""
-        return Waiting(self.edges, self.group, self.rank, self.lane, self.setup.ranks)
+        return self._waiting(self.edges)
+
+    def _waiting(self, edges: Edges) -> Waiting:
+        return Waiting(edges, self.group, self.rank, self.lane, self.setup.ranks)
 
     def where(self, condition: str) -> Bools:
         """Ops whose kind has a property of `Kind`, by the property's name."""

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ratrain.compiled import address, c_long, library
-from ratrain.program.graph import Graph, graph_of
+from ratrain.program.graph import Graph, Waiting, graph_of
 from ratrain.program.units import Ints
 
-if TYPE_CHECKING:
-    from ratrain.program.table import Table
-
 STEPS = 2
+
+
+class Walked(Protocol):
+    """A program's table, as far as it is walked."""
+
+    @property
+    def waiting(self) -> Waiting: ...
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,11 @@ class Drift:
     late: npt.NDArray[np.int32]
 
 
-def walk(program: Table | Graph, *, compiled: bool = True) -> Walk:
+def walk(program: Walked | Graph, *, compiled: bool = True) -> Walk:
     """The `Walk` of two steps of a program, or of a waiting graph."""
     graph = _graph(program)
     total = len(graph) * STEPS
-    group, sizes = dense_groups(graph)
+    group, sizes = dense_groups(graph.group)
     c = library("program", "walk_c") if compiled else None
     order = np.empty(total, dtype=np.int64)
     if c is None:
@@ -72,7 +76,7 @@ def walk(program: Table | Graph, *, compiled: bool = True) -> Walk:
     return Walk(order[:reached], np.flatnonzero(stuck))
 
 
-def drift(program: Table | Graph, order: Ints, ranks: range, *, compiled: bool = True) -> Drift:
+def drift(program: Walked | Graph, order: Ints, ranks: range, *, compiled: bool = True) -> Drift:
     """The `Drift` of every node against the compute lanes of at most WIDTH ranks. `order` is a
     complete walk."""
     graph = _graph(program)
@@ -80,7 +84,7 @@ def drift(program: Table | Graph, order: Ints, ranks: range, *, compiled: bool =
     owner = np.where(here, graph.owner - ranks.start, -1)
     length = np.zeros(WIDTH, dtype=np.int64)
     length[: len(ranks)] = graph.lengths[ranks.start : ranks.stop]
-    group, _ = dense_groups(graph)
+    group, _ = dense_groups(graph.group)
     early = np.empty((len(order), WIDTH), dtype=np.int32)
     late = np.empty((len(order), WIDTH), dtype=np.int32)
     c = library("program", "walk_c") if compiled else None
@@ -104,16 +108,16 @@ def drift(program: Table | Graph, order: Ints, ranks: range, *, compiled: bool =
     return Drift(early, late)
 
 
-def dense_groups(program: Table | Graph) -> tuple[Ints, Ints]:
+def dense_groups(group: Ints) -> tuple[Ints, Ints]:
     """Groups numbered 0, 1, ... (-1: alone), and how many members each has."""
-    together = np.flatnonzero(program.group >= 0)
-    group = np.full(len(program), -1, dtype=np.int64)
-    _, inverse, sizes = np.unique(program.group[together], return_inverse=True, return_counts=True)
-    group[together] = inverse
-    return group, sizes.astype(np.int64)
+    together = np.flatnonzero(group >= 0)
+    dense = np.full(len(group), -1, dtype=np.int64)
+    _, inverse, sizes = np.unique(group[together], return_inverse=True, return_counts=True)
+    dense[together] = inverse
+    return dense, sizes.astype(np.int64)
 
 
-def _graph(program: Table | Graph) -> Graph:
+def _graph(program: Walked | Graph) -> Graph:
     return program if isinstance(program, Graph) else graph_of(program.waiting)
 
 

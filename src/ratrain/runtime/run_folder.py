@@ -27,6 +27,7 @@ from ratrain.cost.precision import precision_words, travel_words
 from ratrain.describe.amounts import Count, FileName, Message, Name, Natural, Note, Steps
 from ratrain.describe.overrides import MOST_CHARS
 from ratrain.describe.strict import Rule, load
+from ratrain.describe.train import TLS_OFF
 from ratrain.errors import SpecError
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
@@ -81,6 +82,7 @@ class RunSpec:
     boundary_wire: Note = ""  # in which activations between stages and their gradients are sent
     error_feedback: bool = False  # what rounding takes from a gradient is sent with the next one
     attention: Literal["flash", "stored"] = "flash"  # "stored": scores are kept for backward
+    tls: FileName = TLS_OFF  # as the job has it, for ranks that cannot read that
     overrides: tuple[Override, ...] = ()  # of the job file's values, as `--set` has them
     devices: tuple[Part, ...] = ()  # of the cluster, by world rank; (): in its order
     depths: tuple[Count, ...] = ()  # of each class of replicas: its ranks; (): all have `pipeline`

@@ -82,7 +82,7 @@ def nodes_of(table: Table) -> Nodes:
     return Nodes(
         Pairs(inside.source, inside.target),
         Pairs(across.source, across.target),
-        *dense_groups(table),
+        *dense_groups(table.group),
         compute_rank,
         rank,
         *memory_changes(table),

@@ -25,6 +25,7 @@ from ratrain.describe.ranges import (
     write_list,
     write_ranges,
 )
+from ratrain.describe.staging import network_words
 from ratrain.describe.units import counted
 from ratrain.plan.file.form import share_text
 from ratrain.plan.layout.enumerate import kinds_of_block
@@ -88,6 +89,7 @@ class InWords(ABC):
             "boundary_wire": job.schedule.boundaries_travel_in,
             "error_feedback": job.schedule.error_feedback,
             "collective": job.collective,
+            "network": job.train.network,
             "reversed_kinds": plan.reversed_kinds,
             "measured_times": plan_measured(plan),
         }
@@ -158,6 +160,8 @@ class InWords(ABC):
         yield from optimizer_words(job)
         if job.schedule.mirror:
             yield f"mirrored: {loss_words(replace(plan.setup, mirrored=True))}"
+        if job.cluster.devices > 1:
+            yield from network_words(job.cluster.spec, job.cluster.kinds, job.train)
         yield from own_words(job)
         yield from collective_words(self.settled.job, self._reducing_hosts)
         yield from plan_measured(plan)

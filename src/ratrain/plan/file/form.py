@@ -190,6 +190,7 @@ class PlanFile:
     gradient_tier: Literal["device", "host", "disk"] | None = None  # of gradients that add up
     activation_tier: Literal["device", "host", "disk"] | None = None  # of what waits for backward
     collective: Name | None = None
+    network: Literal["sockets", "direct"] = "sockets"
     predicted: Expected | None = None  # for people; nothing reads it
 
 

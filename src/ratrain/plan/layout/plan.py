@@ -22,6 +22,7 @@ from itertools import groupby
 from ratrain.cost.blocks import Block
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.describe.train import DIRECT
 from ratrain.errors import SpecError
 from ratrain.plan.layout.enumerate import Group, StateMode, group_of_layout, with_kinds_reversed
 from ratrain.plan.layout.jobs import (
@@ -116,6 +117,7 @@ class Plan:
             tie=tie,
             error_feedback=job.residuals,
             mirror=schedule.mirror,
+            in_turn=job.train.network == DIRECT,
             optimizer_tier=job.optimizer_tier,
             view_tier=job.view_tier,
             gradient_tier=job.gradient_tier,

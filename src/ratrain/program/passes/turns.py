@@ -1,8 +1,10 @@
-"""A pass that gives reductions and gathers the turns that an order out of a file says."""
+"""Passes about turns: of reductions and gathers as an order out of a file says, of all network ops
+of a rank for a network that needs them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ratrain.errors import ProgramError
 from ratrain.program.actions import NONE, Action
@@ -11,6 +13,7 @@ from ratrain.program.plain import Transfer
 from ratrain.program.program import Program
 
 TURNS = "transfers-in-turn"
+IN_TURN = "network-in-turn"
 
 
 def transfers_in_turn(
@@ -41,3 +44,12 @@ def transfers_in_turn(
         return wanted
 
     return program.edit(TURNS, *lanes, by=in_turn)
+
+
+def network_in_turn(program: Program) -> Program:
+    """A rank's network ops one after the other, in one order of all ranks (`network_turns`).
+
+    Safe because the order is one in which the program can run: no op waits for one behind it.
+    """
+    setup = replace(program.setup, network_in_turn=True)
+    return replace(program, setup=setup, passes=(*program.passes, IN_TURN))

@@ -81,6 +81,7 @@ HEADER_FIELDS: dict[str, Callable[[str], object]] = {
     "backward_sends": flag_of,
     "error_feedback": count_of,
     "mirrored": flag_of,
+    "network_in_turn": flag_of,
     "notes": names_of,
 }
 FIXES: dict[Callable[[str], object], str] = {

@@ -30,6 +30,7 @@ _WHERE_SET = (
     "backward_sends",
     "error_feedback",
     "mirrored",
+    "network_in_turn",
     "notes",
 )
 """Fields of the header that are written where they are yes, or not empty."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ratrain.describe.job import JobSpec
 from ratrain.describe.runs_on import is_gpu
 from ratrain.devices import CPU, Device, device_of_kind, gpus_here
-from ratrain.runtime.device_kinds import device_kinds
+from ratrain.runtime.device_kinds import device_kinds, require_one_kind
 from ratrain.runtime.run_folder import RunSpec
 
 
@@ -15,6 +15,7 @@ def own_device(job: JobSpec, spec: RunSpec, rank: int, hosts: Sequence[int]) -> 
     """A rank's device. Those of one kind on a host are given to its ranks in order; `hosts`: the
     host of each rank."""
     kinds = device_kinds(job, spec)
+    require_one_kind(job, kinds)
     place = hosts[rank], kinds[rank]
     number = [(hosts[other], kinds[other]) for other in range(rank)].count(place)
     if job.train.share_gpu and is_gpu(kinds[rank]):

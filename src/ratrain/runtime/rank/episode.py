@@ -293,10 +293,9 @@ def _loss_words(context: RankContext) -> str:
 
 def _gate(folder: RunFolder, reading: Reading) -> Gate:
     """What all ranks must prove to each other; where the secret is missing because all is, what was
-    read says so better. A rank that has no job asks for no TLS: it is let in where nobody does."""
+    read says so better."""
     try:
-        guard = guard_of(reading.job.train.tls) if reading.job is not None else None
-        return Gate(read_secret(folder.secret), guard)
+        return Gate(read_secret(folder.secret), guard_of(reading.tls))
     except RatrainError as error:
         raise reading.problem or error from None
 

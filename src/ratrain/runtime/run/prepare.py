@@ -26,6 +26,7 @@ from ratrain.program.text.family_groups import takes
 from ratrain.program.tiers import DISK
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.attempts import attempts
+from ratrain.runtime.device_kinds import device_kinds, require_one_kind
 from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import write_facts
 from ratrain.runtime.run.own_folder import require_own_folder
@@ -153,6 +154,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         calibrate=request.calibrate and not request.check,
         allocator=not request.check,  # comparing takes memory that no program knows
         check=request.check,
+        tls=job.train.tls,
         overrides=request.overrides,
         devices=_devices(case, seats),
         depths=seats.depths,
@@ -168,6 +170,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         others = {kind: dtype for kind, dtype in case.job.dtypes.items() if kind in used}
         words = dtype_words(others, case.job.schedule.dtype)
         spec = replace(spec, dtypes=dtypes, dtype_words=words)
+    require_one_kind(case.job, device_kinds(case.job, spec))
     return PreparedRun(file_job, case, proved, spec)
 
 

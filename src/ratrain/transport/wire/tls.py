@@ -22,6 +22,7 @@ import hmac
 import os
 import socket
 import ssl
+import stat
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,6 +70,7 @@ class Guard:
                 context.load_verify_locations(tls.authority)
             except (OSError, ValueError) as error:
                 raise _bad_file("authority", str(tls.authority), error) from error
+        _require_own(Path(tls.key))
         return _der(read_text(Path(tls.certificate), SMALL_BYTES))
 
     def secure(
@@ -108,6 +110,19 @@ class Guard:
             )
         both = mine + theirs if server else theirs + mine
         return hmac.digest(secret, b"tls" + both + finished, "sha256")
+
+
+def _require_own(key: Path) -> None:
+    """Refuses a private key that others can read, as ssh does: anybody, or this user's group where
+    it is this user's. One of an administrator's may be for a group."""
+    found = key.stat()
+    own = found.st_uid == os.getuid()
+    if found.st_mode & (stat.S_IRWXO | (stat.S_IRWXG if own else 0)):
+        raise SpecError(
+            f"other users can read the private key {key} (mode {stat.S_IMODE(found.st_mode):o})",
+            place="Tls.key",
+            fix=f"chmod {'600' if own else 'o='} {key}",
+        )
 
 
 def _context(protocol: int) -> ssl.SSLContext:

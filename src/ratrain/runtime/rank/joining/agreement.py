@@ -22,6 +22,7 @@ from ratrain.corpus.of_job import JobData, data_of_job
 from ratrain.corpus.prepare import Progress
 from ratrain.describe.job import JobSpec
 from ratrain.describe.tables import as_json
+from ratrain.describe.train import TLS_OFF
 from ratrain.errors import RatrainError, RunFailed, SpecError
 from ratrain.plan import load_job
 from ratrain.plugins import load_extensions
@@ -53,6 +54,14 @@ class Reading:
     data: JobData | None = None
     problem: RatrainError | None = None
 
+    @property
+    def tls(self) -> str:
+        """How connections are to be encrypted, as the job says; where that cannot be read, as it
+        said when the run was prepared, so that the others still hear of that."""
+        if self.job is not None:
+            return self.job.train.tls
+        return self.spec.tls if self.spec is not None else TLS_OFF
+
     def with_data(self, progress: Progress | None) -> Reading:
         """With the job's data, which is tokenised here where that was not done yet."""
         if self.job is None:
@@ -64,7 +73,8 @@ class Reading:
 
 
 def read_run(folder: RunFolder) -> Reading:
-    """What a rank needs of the run's folder, and the job."""
+    """What a rank needs of the run's folder, and the job; with an error what was read before."""
+    spec: RunSpec | None = None
     try:
         if not folder.holds_run:
             raise SpecError(
@@ -79,7 +89,7 @@ def read_run(folder: RunFolder) -> Reading:
         require_tied(job.model.spec, program)
         return Reading(spec, job, program)
     except RatrainError as error:
-        return Reading(problem=error)
+        return Reading(spec, problem=error)
 
 
 def agree(folder: RunFolder, reading: Reading, everybody: Everybody) -> Membership:

@@ -6,7 +6,8 @@ the order of replicas; other collectives (`cost.algorithms`) send sums on, in ro
 order of adding, so the sum has the same bits whatever the timing, and at every sharding level.
 Each lane has connections of its own, so that lanes do not wait for each other.
 
-`socket_network` carries it out; `staged_network` does where tensors lie in a device's own memory.
+`socket_network` carries it out; `staged_network` does where tensors lie in a device's own memory,
+`direct_network` where a communicator carries them.
 """
 
 from __future__ import annotations

@@ -90,6 +90,10 @@ class SocketNetwork:
             [Leaving(link, _NOTHING) for link in links],
             [Landing(link, room) for link, room in zip(links, rooms, strict=True)],
         )
+        self._complete(lane, tensor, pipeline)
+
+    def _complete(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        """Of what has come from a pipeline position, the rest from the own tensor group."""
         divides_rows = self._divides_rows
         if gathers_from(self._seats, self._seat, pipeline, divides_rows=divides_rows):
             self._put_together(tensor, parts_channel(lane))

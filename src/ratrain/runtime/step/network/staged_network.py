@@ -88,7 +88,7 @@ class StagedNetwork:
     def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:
         rooms = {peer: [self._staging.room(t) for t in group] for peer, group in landing.items()}
         self._inner.swap(lane, holders, self._staging.all_leaving(leaving), rooms)
-        _fill(landing, rooms)
+        fill(landing, rooms)
 
     def add_copies(self, copies: Sequence[Copy]) -> None:
         staged = [Copy(part, self._staging.leaving(gradient)) for part, gradient in copies]
@@ -156,7 +156,8 @@ class StagedGroup:
         return [one.to(values.device) for one in heard]
 
 
-def _fill(landing: Tensors, rooms: Mapping[int, Sequence[Tensor]]) -> None:
+def fill(landing: Tensors, rooms: Mapping[int, Sequence[Tensor]]) -> None:
+    """Copies what has landed in host memory to where it belongs."""
     for peer, group in landing.items():
         for tensor, room in zip(group, rooms[peer], strict=True):
             tensor.copy_(room)
