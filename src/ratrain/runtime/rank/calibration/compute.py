@@ -31,8 +31,8 @@ from ratrain.runtime.step.unit_state import UnitState
 
 LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
-TURNS, TURN_S = 4, 0.25
-"""Passes beside updates and without, in turns: others that use the processors come and go."""
+LEAST_BESIDE_S = 1.0
+"""The same of passes beside updates."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
 _IN_CACHES = 1 << 23
@@ -73,7 +73,9 @@ def unit_times(
         passes, busy = with_processors(lambda: _long_enough(playing, LEAST_S, group))
         stall_s_per_update_s = None
         if passes and _of_first_rank(float(_clashes(device)), group):
-            stall_s_per_update_s = _stall_s_per_update_s(playing, states, train, group, device)
+            stall_s_per_update_s = _stall_s_per_update_s(
+                playing, passes, states, train, group, device
+            )
         rehearsal.close()
 
     def mean(kind: Kind, unit: int) -> float:
@@ -127,6 +129,7 @@ def _clashes(device: Device) -> bool:
 
 def _stall_s_per_update_s(
     playing: Iterator[Passed],
+    alone: list[Passed],
     states: RankStates,
     train: TrainSpec,
     group: TensorGroup | None,
@@ -135,24 +138,18 @@ def _stall_s_per_update_s(
     """What compute loses to a second of updates beside it, both played. Two teams of threads wait
     for each other's processors at the end of each product, so this is more than both's share."""
     unit = max(states.units, key=lambda each: each.owned_elements if each.trained else -1)
-    if not unit.trained:  # nor is that of others of its group
+    if not unit.trained:
+        _long_enough(playing, LEAST_BESIDE_S, group)  # others of the group wait for it
         return None
     with states.away["optimizer"].present(unit.local.index):
         update, _ = _piece_of(unit, train, device)
-    alone, beside = list[Passed](), list[Passed]()
-    took_s = update_s = updated = 0.0
-    for _ in range(TURNS):
-        alone += _long_enough(playing, TURN_S, group)
-        update_s += _mean_s(update) / TURNS
-        with repeating(update) as repeated:
-            began_s, before = time.perf_counter(), repeated()
-            beside += _long_enough(playing, TURN_S, group)
-            took_s += time.perf_counter() - began_s
-            updated += repeated() - before
-    if not updated:
-        return None
+    update_s = _mean_s(update)
+    with repeating(update) as repeated:
+        began_s, before = time.perf_counter(), repeated()
+        beside = _long_enough(playing, LEAST_BESIDE_S, group)
+        took_s, updated = time.perf_counter() - began_s, repeated() - before
     alone_s, beside_s = (fmean(sum(p.took_s.values()) for p in each) for each in (alone, beside))
-    return max(0.0, 1.0 - alone_s / beside_s) * took_s / (updated * update_s)
+    return max(0.0, 1.0 - alone_s / beside_s) * took_s / (max(1, updated) * update_s)
 
 
 def _mean_s(work: Callable[[], None]) -> float:

@@ -283,13 +283,14 @@ class _Measured:
 
     @property
     def update_stall_s(self) -> Floats:
-        """What compute loses to each unit's update: as much as both want of the same processors;
-        more where their threads wait for each other's, as when both were played."""
+        """What compute loses to each unit's update: played beside it where its threads are several;
+        else by the processor time that both share."""
 
         def stall_s(c: Calibration, place: int) -> float:
             unit = c.units[place]
-            shared_s = unit.update_cpu_s * c.delay_s_per_cpu_s
-            return max(shared_s, unit.update_s * (c.stall_s_per_update_s or 0.0))
+            if c.stall_s_per_update_s is None:
+                return unit.update_cpu_s * c.delay_s_per_cpu_s
+            return unit.update_s * c.stall_s_per_update_s
 
         return self._each(stall_s)
 
