@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ratrain.profile.processor import (
     Processor,
     processor_share,
-    repeating,
     with_processors,
     working,
 )
@@ -57,16 +56,6 @@ def test_a_sleeping_process_keeps_no_processor_busy_and_a_working_one_does() -> 
             time.sleep(0.1)
 
     assert idle < with_processors(work)[1]
-
-
-def test_what_repeats_beside_has_ended_behind_the_block() -> None:
-    times: list[int] = []
-    with repeating(lambda: times.append(1) or time.sleep(0.001)) as done:
-        time.sleep(0.05)
-        assert done() > 0
-    count = done()
-    time.sleep(0.01)
-    assert done() == count == len(times)
 
 
 def test_a_share_is_no_more_than_was_wanted() -> None:

@@ -150,32 +150,9 @@ def test_ranks_that_reduce_together_have_the_mean_of_what_they_measured(
     assert (work.volume_bytes == evenly.volume_bytes).all()
 
 
-@pytest.mark.parametrize("played", [None, 1.5])
-def test_an_update_takes_from_compute_what_it_did_when_both_were_played(
-    two_ranks: Program, played: float | None
-) -> None:
-    names = [[unit.unit.name for unit in schedule_of(two_ranks, rank).units] for rank in range(2)]
-    calibrations = [
-        replace(
-            calibration := told(rank, names[rank]),
-            units=tuple(
-                replace(unit, update_s=2.0 + index, update_cpu_s=4.0)
-                for index, unit in enumerate(calibration.units)
-            ),
-            delay_s_per_cpu_s=0.5,
-            stall_s_per_update_s=played,
-        )
-        for rank in range(2)
-    ]
-    work = costs_of_run(two_ranks, calibrations, ElementBytes((4,), 4, 4)).work[Kind.UpdateShard]
-    wanted = 0.5 * 4.0 if played is None else played * work.fixed_s
-    assert (work.interrupt_s == wanted).all()
-
-
 def test_a_calibration_reads_back_as_it_was_written() -> None:
     link = LinkTimes(0.5, 1000.0, 0.25, 0.125, 64.0)
     calibration = replace(told(1, ["e", "1"]), message=link, tensor=link, between_s=0.5)
-    calibration = replace(calibration, stall_s_per_update_s=1.5)
     assert read_calibration(write_calibration(calibration)) == calibration
 
 

@@ -72,27 +72,6 @@ def processor_share(processors: int) -> float:
 
 
 @contextmanager
-def repeating(work: Callable[[], object]) -> Generator[Callable[[], int]]:
-    """Inside, a thread does this again and again. What it gives says how often it has so far."""
-    ended = threading.Event()
-    done = 0
-
-    def repeat() -> None:
-        nonlocal done
-        while not ended.is_set():
-            work()
-            done += 1
-
-    worker = threading.Thread(target=repeat, daemon=True)
-    worker.start()
-    try:
-        yield lambda: done
-    finally:
-        ended.set()
-        worker.join()
-
-
-@contextmanager
 def working(threads: int) -> Generator[None]:
     """Inside, that many threads keep processors busy, as compute does."""
     ended = threading.Event()

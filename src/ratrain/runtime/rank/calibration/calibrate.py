@@ -59,17 +59,17 @@ def calibrate(
     network.barrier()
     group = network.tensor_group(Lane.COMPUTE)
     rows = joined.rows_of(group)
-    computed = unit_times(schedule, states, train, rows, batch, allocator, group, device)
+    units, busy = unit_times(schedule, states, train, rows, batch, allocator, group, device)
     network.barrier()
     views = [unit.shard_view if unit.view is None else unit.view for unit in states.units]
     between_s = between_ops_s(schedule, views, train.timeout_s, device)
     if can_be_recorded(train, schedule, device):
         between_s *= share_waited_for(schedule)
     network.barrier()
-    processor = Processor(processor_share(torch.get_num_threads() + 1), computed.busy)
+    processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
     network.barrier()
     beside = torch.get_num_threads() if processor.computes else 0
-    units = with_moves(computed.units, states, beside)
+    units = with_moves(units, states, beside)
     network.barrier()
     ends = (states, network, seats, seat, beside, prod(sizes.boundary))
     divides_rows = schedule.program.setup.sequence_parallel
@@ -94,7 +94,6 @@ def calibrate(
         between_s,
         gather,
         across,
-        computed.stall_s_per_update_s,
     )
 
 

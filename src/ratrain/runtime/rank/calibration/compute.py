@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -15,7 +15,7 @@ from ratrain.describe.train import TrainSpec
 from ratrain.devices import Device, Memory
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
-from ratrain.profile.processor import repeating, with_processors
+from ratrain.profile.processor import with_processors
 from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.rank.calibration.measured import UnitTimes
 from ratrain.runtime.rank.calibration.rehearsal import Passed, Rehearsal
@@ -31,24 +31,12 @@ from ratrain.runtime.step.unit_state import UnitState
 
 LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
-LEAST_BESIDE_S = 1.0
-"""The same of passes beside updates."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
 _IN_CACHES = 1 << 23
 """Elements that take the place of others in a processor's caches, as far as they are 32 MB."""
 _PIECES_TIMED = 4
 """The optimizer is timed on as many of the pieces that it takes at once."""
-
-
-@dataclass(frozen=True)
-class ComputeTimes:
-    """The times of each of a rank's units; the processors that compute keeps busy; and, where
-    updates take processors from it, the seconds that it loses to a second of them."""
-
-    units: tuple[UnitTimes, ...]
-    busy: float
-    stall_s_per_update_s: float | None
 
 
 def unit_times(
@@ -60,22 +48,16 @@ def unit_times(
     allocator: Memory,
     group: TensorGroup | None,
     device: Device,
-) -> ComputeTimes:
-    """What compute takes; the ranks of a tensor group go through it together. `boundary`: the shape
-    of what a rank has of a tensor between units."""
+) -> tuple[tuple[UnitTimes, ...], float]:
+    """The times of each unit of the rank, and the processors that compute keeps busy; the ranks of
+    a tensor group go through them together. `boundary`: the shape of what a rank has of a tensor
+    between units."""
     timers = [launched(device.finish)]
     if can_be_recorded(train, schedule, device):
         timers.append(recorded(device.finish))
     rehearsal = Rehearsal(schedule, states, boundary, batch, allocator, group, *timers)
     with device.stream(Lane.COMPUTE.word):
-        playing = rehearsal.passes()
-        next(playing, None)  # with cold caches
-        passes, busy = with_processors(lambda: _long_enough(playing, LEAST_S, group))
-        stall_s_per_update_s = None
-        if passes and _of_first_rank(float(_clashes(device)), group):
-            stall_s_per_update_s = _stall_s_per_update_s(
-                playing, passes, states, train, group, device
-            )
+        passes, busy = with_processors(lambda: _long_enough(rehearsal, group))
         rehearsal.close()
 
     def mean(kind: Kind, unit: int) -> float:
@@ -104,61 +86,22 @@ def unit_times(
             passes=tuple(_both_ways(passed, index) for passed in passes[:MOST_PASSES]),
         )
 
-    units = tuple(of_unit(index, unit) for index, unit in enumerate(states.units))
-    return ComputeTimes(units, busy, stall_s_per_update_s)
+    return tuple(of_unit(index, unit) for index, unit in enumerate(states.units)), busy
 
 
-def _long_enough(
-    playing: Iterator[Passed], least_s: float, group: TensorGroup | None
-) -> list[Passed]:
-    """As many passes as are needed; none where the rank computes nothing."""
+def _long_enough(rehearsal: Rehearsal, group: TensorGroup | None) -> list[Passed]:
+    """As many passes as are needed, without the first."""
     passes: list[Passed] = []
-    began_s = time.perf_counter()
-    for passed in playing:
+    began_s: float | None = None
+    for passed in rehearsal.passes():
+        if began_s is None:
+            began_s = time.perf_counter()
+            continue
         passes.append(passed)
         lasted_s = _of_first_rank(time.perf_counter() - began_s, group)
-        if len(passes) >= LEAST_PASSES and lasted_s >= least_s:
+        if len(passes) >= LEAST_PASSES and lasted_s >= LEAST_S:
             break
     return passes
-
-
-def _clashes(device: Device) -> bool:
-    """Whether an update's threads and those of compute want the same processors."""
-    return device.place.type == "cpu" and torch.get_num_threads() > 1
-
-
-def _stall_s_per_update_s(
-    playing: Iterator[Passed],
-    alone: list[Passed],
-    states: RankStates,
-    train: TrainSpec,
-    group: TensorGroup | None,
-    device: Device,
-) -> float | None:
-    """What compute loses to a second of updates beside it, both played. Two teams of threads wait
-    for each other's processors at the end of each product, so this is more than both's share."""
-    unit = max(states.units, key=lambda each: each.owned_elements if each.trained else -1)
-    if not unit.trained:
-        _long_enough(playing, LEAST_BESIDE_S, group)  # others of the group wait for it
-        return None
-    with states.away["optimizer"].present(unit.local.index):
-        update, _ = _piece_of(unit, train, device)
-    update_s = _mean_s(update)
-    with repeating(update) as repeated:
-        began_s, before = time.perf_counter(), repeated()
-        beside = _long_enough(playing, LEAST_BESIDE_S, group)
-        took_s, updated = time.perf_counter() - began_s, repeated() - before
-    alone_s, beside_s = (fmean(sum(p.took_s.values()) for p in each) for each in (alone, beside))
-    return max(0.0, 1.0 - alone_s / beside_s) * took_s / (max(1, updated) * update_s)
-
-
-def _mean_s(work: Callable[[], None]) -> float:
-    """Seconds of work that is done several times in a row, without the first."""
-    work()
-    began_s = time.perf_counter()
-    for _ in range(LEAST_PASSES):
-        work()
-    return (time.perf_counter() - began_s) / LEAST_PASSES
 
 
 def _both_ways(passed: Passed, index: int) -> tuple[float, float]:
@@ -243,23 +186,6 @@ def _update_here_s(unit: UnitState, train: TrainSpec, device: Device) -> tuple[f
     them, as in a step."""
     if not unit.trained:
         return 0.0, 0.0
-    update, count = _piece_of(unit, train, device)
-    others = torch.ones(_IN_CACHES if device.place.type == "cpu" else 0)
-    took_s: list[float] = []
-    worked_s: list[float] = []
-    for _ in range(LEAST_PASSES + 1):
-        others.mul_(1.0)
-        began_s, worked_before_s = time.perf_counter(), time.process_time()
-        update()
-        device.finish()
-        took_s.append(time.perf_counter() - began_s)
-        worked_s.append(time.process_time() - worked_before_s)
-    whole = sum(part.end - part.begin for part in unit.parts) / count
-    return fmean(took_s[1:]) * whole, fmean(worked_s[1:]) * whole
-
-
-def _piece_of(unit: UnitState, train: TrainSpec, device: Device) -> tuple[Callable[[], None], int]:
-    """The update of copies of a piece of a unit's largest part, and of how many elements it is."""
     part = max(unit.parts, key=lambda part: part.end - part.begin)
     run = slice(0, min(_PIECES_TIMED * pieces_on(device.place.type).update, part.end - part.begin))
     matrices = [max(part.parameters, key=lambda each: each.elements)] if train.rule.whole else []
@@ -274,4 +200,15 @@ def _piece_of(unit: UnitState, train: TrainSpec, device: Device) -> tuple[Callab
     )
     piece = OwnedPart(0, count, count, weights, states, inside)
     gradient = torch.zeros(count, dtype=torch.float32, device=part.weights.device)
-    return lambda: piece.update(gradient, train, 0, 0, 1.0), count
+    others = torch.ones(_IN_CACHES if device.place.type == "cpu" else 0)
+    took_s: list[float] = []
+    worked_s: list[float] = []
+    for _ in range(LEAST_PASSES + 1):
+        others.mul_(1.0)
+        began_s, worked_before_s = time.perf_counter(), time.process_time()
+        piece.update(gradient, train, 0, 0, 1.0)
+        device.finish()
+        took_s.append(time.perf_counter() - began_s)
+        worked_s.append(time.process_time() - worked_before_s)
+    whole = sum(part.end - part.begin for part in unit.parts) / count
+    return fmean(took_s[1:]) * whole, fmean(worked_s[1:]) * whole

@@ -64,7 +64,6 @@ class Calibration:
     between_s: float = 0.0  # from a compute op to the next, besides what both do
     gather: LinkTimes | None = None  # of views in unlike dtypes, as if all went in the widest
     across: LinkTimes | None = None  # as `collective`, of weights that sites average
-    stall_s_per_update_s: float | None = None  # of compute; of several threads, whose teams clash
 
 
 def write_calibration(calibration: Calibration) -> bytes:
@@ -95,5 +94,4 @@ def read_calibration(body: bytes) -> Calibration:
         table["between_s"],
         link("gather"),
         link("across"),
-        table["stall_s_per_update_s"],
     )

@@ -282,19 +282,6 @@ class _Measured:
         return Routes(row, unit, receiver)
 
     @property
-    def update_stall_s(self) -> Floats:
-        """What compute loses to each unit's update: played beside it where its threads are several;
-        else by the processor time that both share."""
-
-        def stall_s(c: Calibration, place: int) -> float:
-            unit = c.units[place]
-            if c.stall_s_per_update_s is None:
-                return unit.update_cpu_s * c.delay_s_per_cpu_s
-            return unit.update_s * c.stall_s_per_update_s
-
-        return self._each(stall_s)
-
-    @property
     def beside(self) -> Floats:
         """What compute loses to a second of this rank's own work on another lane. These are seconds
         of that work, not of processors: it takes no more than itself."""
@@ -315,7 +302,7 @@ def _compute(measured: _Measured) -> dict[Cost, Work]:
 
     updated = replace(
         fixed_work(update_s),
-        interrupt_s=measured.update_stall_s,
+        interrupt_s=measured.column(lambda t: t.update_cpu_s) * measured.delay_s_per_cpu_s,
     )
     return {
         Cost.FORWARD: fixed_work(column(lambda t: t.forward_s)),
