@@ -82,6 +82,7 @@ def test_ranks_under_tls_meet_and_nobody_on_the_way_hears_a_word(
     assert len(said) > 400 and b"world_size" not in said and b"I am 1" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_tls", [0, 1])
 def test_a_rank_without_tls_and_ranks_with_it_do_not_meet_and_say_so_in_seconds(
     with_tls: int, place: Place, capfd: pytest.CaptureFixture[str]
@@ -95,6 +96,7 @@ def test_a_rank_without_tls_and_ranks_with_it_do_not_meet_and_say_so_in_seconds(
     assert "refused: " in capfd.readouterr().out  # and rank 0's log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["another authority", "expired", "none"])
 def test_a_certificate_that_the_others_do_not_accept_is_named_in_seconds(
     kind: str, place: Place, tmp_path: Path
@@ -123,6 +125,7 @@ def test_a_file_that_is_not_there_is_named_with_the_key_that_asks_for_it(
     assert caught.value.place == "[train] tls" and missing in caught.value.what
 
 
+@pytest.mark.slow
 def test_who_ends_tls_in_between_with_a_certificate_of_its_own_is_refused(place: Place) -> None:
     """It has no secret; what it passes on proves another channel than the one that is seen."""
     rank_0, rank_1, between = (guard_of(OURS) for _ in range(3))
