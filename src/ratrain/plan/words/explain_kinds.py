@@ -217,7 +217,7 @@ def _added_row(added: Added, step_s: float) -> tuple[str, ...]:
     if added.step_s is None or added.step_s >= step_s:
         words = "none" if added.best is None else "no faster plan: leave it idle"
         return *head, "-", "-", words
-    change = f"{100 * (added.step_s / step_s - 1):+.1f} %"
+    change = f"{100 * (added.step_s / step_s - 1):+z.1f} %"
     return *head, format_time(added.step_s), change, _plan_words(added.best)
 
 
