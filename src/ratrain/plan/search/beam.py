@@ -60,7 +60,8 @@ class Beam:
         self._price(best, known, allowed, inf)
         polished, looked = set[object](), set[object]()
         for _ in range(self._effort.rounds):
-            for draft in self._front(known, limits.POLISHED * self._effort.width):
+            front = self._front(known, limits.POLISHED * self._effort.width)
+            for draft in (*front, *_of_each_count(known)):
                 if draft.key not in polished:
                     polished.add(draft.key)
                     self._price(changed(self._space, draft, polishing=True), known, allowed, inf)
@@ -127,6 +128,15 @@ class Beam:
             yield from made
             if any(len(draft.parts) > 1 for draft in made):
                 return
+
+
+def _of_each_count(known: dict[object, Priced]) -> list[Draft]:
+    """The fastest draft of each number of replicas: shares and sizes may make the most of one that
+    is far behind with those of its seed."""
+    fastest: dict[int, Draft] = {}
+    for _, draft in sorted(known.values(), key=_first):
+        fastest.setdefault(len(draft.parts), draft)
+    return [*fastest.values()]
 
 
 def _first(entry: Priced) -> float:
