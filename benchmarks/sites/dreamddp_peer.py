@@ -17,7 +17,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -27,12 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 import torch
 import torch.distributed as dist
-from peer import timed
-from plain_model import Block, Head, TokenTable  # pyright: ignore[reportMissingImports]
+from peer import begun, timed
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-
-from ratrain.describe.huggingface import load_config
 
 PROFILED = 5
 SIZES = 1 << 14, 1 << 18
@@ -173,14 +169,7 @@ def in_order(model: nn.Module, tokens: Tensor) -> list[list[nn.Parameter]]:
 
 def main(method: str, config: str, length: int, batch: int, steps: int, period: int) -> list[float]:
     """Seconds of each step."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    dist.init_process_group("gloo", timeout=timedelta(minutes=5))
-    spec = load_config(Path(config))
-    layers = [Block(spec, length) for _ in range(spec.layers)]
-    model = nn.Sequential(TokenTable(spec), *layers, Head(spec))
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.02)
+    spec, model = begun(config, length)
     tokens = torch.randint(spec.vocab, (batch, length + 1))
     leaves = in_order(model, tokens)
     slots = equal(len(leaves), period)

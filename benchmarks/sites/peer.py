@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ratrain.describe.huggingface import load_config
+from ratrain.describe.model import ModelSpec
 
 
 class Steps(Protocol):
@@ -49,8 +50,8 @@ def timed(model: nn.Module, optimizer: Steps, tokens: torch.Tensor, steps: int) 
     return times
 
 
-def main(method: str, config: str, length: int, batch: int, steps: int, period: int) -> list[float]:
-    """Seconds of each step."""
+def begun(config: str, length: int) -> tuple[ModelSpec, nn.Sequential]:
+    """This process among the others, and the same model as theirs."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))
@@ -59,6 +60,12 @@ def main(method: str, config: str, length: int, batch: int, steps: int, period: 
     module = nn.Sequential(TokenTable(spec), *layers, Head(spec))
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.02)
+    return spec, module
+
+
+def main(method: str, config: str, length: int, batch: int, steps: int, period: int) -> list[float]:
+    """Seconds of each step."""
+    spec, module = begun(config, length)
     model = DistributedDataParallel(module, bucket_cap_mb=1)
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if method == "local-sgd":

@@ -22,6 +22,7 @@ from ratrain.program.replicas import Stage
 from ratrain.program.setup import Accumulation, Averages, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
+from ratrain.program.units import Bools
 from ratrain.program.verify import Rule, verify
 
 BY_TURNS = st.sampled_from([Averages.DREAMDDP, Averages.EARLY_START])
@@ -140,6 +141,18 @@ def unlike_sites(sites: Sequence[tuple[tuple[int, ...], int]], micro_batches: in
     return with_copies(Setup(tuple(replicas)))
 
 
+def require_sound_and_once(program: Program) -> Bools:
+    """Its averages, one a period of each unit of each rank; it is sound, and read as written."""
+    verdict = verify(program)
+    assert verdict.sound, [finding.message for finding in verdict.findings[:2]]
+    assert read_text(write_text(program)) == program
+    table, units = program.table, program.table.states.units
+    averages = np.isin(table.kind, [Kind.AverageW, Kind.AverageCopy])
+    counted = np.bincount(table.unit[averages], minlength=len(units.rank))
+    assert (counted == 1).all(), "each unit of each rank once a period"
+    return averages
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     SITES, st.integers(0, 2), st.sampled_from(["1f1b", "ratrain", "pe-zero"]), BY_TURNS,
@@ -159,13 +172,8 @@ def test_sites_of_other_stages_and_other_numbers_of_replicas_are_sound_over_a_pe
     alone = all(count == 1 for _, count in sites)
     chosen = replace(strategy(name), sharding=0 if alone else level)
     program = apply_strategy(chosen, setup, choices)
-    verdict = verify(program)
-    assert verdict.sound, [finding.message for finding in verdict.findings[:2]]
-    assert read_text(write_text(program)) == program
+    require_sound_and_once(program)
     table, units = program.table, program.table.states.units
-    averages = np.isin(table.kind, [Kind.AverageW, Kind.AverageCopy])
-    counted = np.bincount(table.unit[averages], minlength=len(units.rank))
-    assert (counted == 1).all(), "each unit of each rank once a period"
     rows = zip(units.replica.tolist(), units.peers.tolist(), strict=True)
     assert all(peers == sites[number][1] for number, peers in rows)
     reduced = table.kind == Kind.GradSync
@@ -216,13 +224,8 @@ def test_sites_of_other_tensor_degrees_are_sound_over_a_period(
     program = apply_strategy(
         replace(strategy(name), sharding=0 if alone else level), setup, choices
     )
-    verdict = verify(program)
-    assert verdict.sound, [finding.message for finding in verdict.findings[:2]]
-    assert read_text(write_text(program)) == program
+    averages = require_sound_and_once(program)
     table, units = program.table, program.table.states.units
-    averages = np.isin(table.kind, [Kind.AverageW, Kind.AverageCopy])
-    counted = np.bincount(table.unit[averages], minlength=len(units.rank))
-    assert (counted == 1).all(), "each unit of each rank once a period"
     site = np.array([r.site for r in program.setup.replicas])[units.replica[table.unit]]
     for op in np.flatnonzero(averages & (table.group >= 0)).tolist():
         assert set(site[table.group == table.group[op]]) == set(range(len(sites)))

@@ -362,17 +362,24 @@ class ClusterSpec:
         return {}
 
     def _find_link(self, host: HostKind, level: Level) -> Link:
+        link = self.described_link(host, level)
+        if link is None:
+            raise SpecError(
+                f'no link at level "{level}" or outside it',
+                place=f"cluster {self.name} [links]",
+                fix=f"add [links.{level}]",
+            )
         network = self.kind(host.device).chip if level == "chip" else None
+        return link if network is None else ChipLink(**vars(link), network=network)
+
+    def described_link(self, host: HostKind, level: Level) -> Link | None:
+        """What the file says of a host's link at a level, else at the next one outside it: its own
+        before the cluster's. None where it says nothing."""
         for outwards in LEVELS[LEVELS.index(level) :]:
             for links in (host.links, self.links):
                 if outwards in links:
-                    link = links[outwards]
-                    return link if network is None else ChipLink(**vars(link), network=network)
-        raise SpecError(
-            f'no link at level "{level}" or outside it',
-            place=f"cluster {self.name} [links]",
-            fix=f"add [links.{level}]",
-        )
+                    return links[outwards]
+        return None
 
 
 def numbered(names: Sequence[str]) -> list[str]:

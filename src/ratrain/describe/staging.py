@@ -99,19 +99,10 @@ def _seen(
         return made.setdefault((id(own), rate), _staged(own, rate)) if rate else own
 
     within = "" if cluster.kind(host.device).chip is None else LEVELS[0]  # has its own network
-    known = {level: _found(cluster, host, level) for level in LEVELS if level != within}
+    known = {each: cluster.described_link(host, each) for each in LEVELS if each != within}
     links = {level: at(link) for level, link in known.items() if link is not None}
     others = {name: at(link) for name, link in host.to.items()}
     return replace(host, links=FrozenMap(links), to=FrozenMap(others))
-
-
-def _found(cluster: ClusterSpec, host: HostKind, level: str) -> Link | None:
-    """The host's link at a level, its own or a further one; None where there is none."""
-    outwards = LEVELS[[*LEVELS].index(level) :]  # type: ignore[arg-type]
-    both = (
-        links[each] for each in outwards for links in (host.links, cluster.links) if each in links
-    )
-    return next(both, None)
 
 
 def _staged(link: Link, rate: float) -> StagedLink:
